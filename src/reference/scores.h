@@ -1,0 +1,47 @@
+// The arithmetic that the stages share: scaled scores and the softmax over them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "reference/tensor_access.h"
+
+namespace openmsa::reference {
+
+// Heads of a call: index head r serves `group` query heads from r * group on, which share one KV head.
+struct Heads {
+  int64_t query = 1, kv = 1, index = 1, index_key = 1;
+
+  int64_t group() const { return query / index; }
+  int64_t kv_head(int64_t index_head) const { return index_head * kv / index; }
+  int64_t index_key_head(int64_t index_head) const { return index_head * index_key / index; }
+};
+
+// One order of additions everywhere, so that a (query, key) pair has the same score in every stage.
+inline double dot(const double* a, const double* b, int64_t length) {
+  constexpr int kLanes = 8;
+  double lanes[kLanes] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= length; d += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += a[d + lane] * b[d + lane];
+  }
+  for (int lane = 0; d < length; ++d, ++lane) lanes[lane] += a[d] * b[d];
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+}
+
+// sum += factor * row
+inline void add_scaled(double factor, const double* row, int64_t length, double* sum) {
+  for (int64_t d = 0; d < length; ++d) sum[d] += factor * row[d];
+}
+
+// log sum exp of the scores; -inf without any mass, NaN with a NaN score.
+double log_sum_exp(const double* scores, int64_t count);
+
+// The rows [heads][dim] of `count` consecutive heads of one query.
+void load_heads(const Rows& rows, int64_t query, int64_t first_head, int64_t count, std::vector<double>* heads);
+
+// scores[h][t] = scale <queries[h], k[tokens[t]]> for queries [heads][dim].
+void scaled_scores(const std::vector<double>& queries, const Rows& k, int64_t key_head,
+                   const std::vector<int64_t>& tokens, double scale, std::vector<double>* scores);
+
+}  // namespace openmsa::reference
