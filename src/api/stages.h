@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "openmsa/openmsa.hpp"
 
@@ -123,7 +125,23 @@ class Backend {
   virtual const char* name() const = 0;              // "reference", "cpu", "sm90"
   virtual openmsa_device_type device() const = 0;
   virtual bool available() const = 0;                // this machine can run it
-  virtual const char* operations() const = 0;        // comma-separated, for openmsa_info
+  // Comma-separated operations of openmsa.h (without "openmsa_", backward ones included) that it has the stages for. The
+  // api refuses every other operation by name.
+  virtual const char* operations() const = 0;
+  // What openmsa_info tells beside that. Texts like "64, 128" or "1-256"; the defaults are what every CPU backend takes.
+  struct Limits {
+    const char* types = "float32, float16, bfloat16, float8_e4m3";
+    const char* block_sizes = "32, 64, 128";
+    const char* head_dims = "1-256";
+    const char* topk = "any";
+  };
+  virtual Limits limits() const { return {}; }
+  // Names of the devices that it finds on this machine, by device_index.
+  virtual std::vector<std::string> device_names() const { return {}; }
+
+  // Copies what `source` on this backend's device holds once `stream` got there, and waits: for the checking mode. CPU
+  // backends are not asked.
+  virtual void copy_to_host(void* destination, const void* source, int64_t bytes, void* stream) const;
 
   virtual void select(const SelectParams& params) const;
   virtual void attend(const AttendParams& params) const;
