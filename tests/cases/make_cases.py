@@ -91,7 +91,8 @@ def sequences(c):
             length = clamp(p["seq_lens"][b], 0, p["max_pages"] * block)
             row = p["block_table"][b]
             keys = [
-                row[j // block] * block + j % block if 0 <= row[j // block] < p["pages"] else None for j in range(length)
+                row[j // block] * block + j % block if 0 <= row[j // block] < p["pages"] else None
+                for j in range(length)
             ]
             result.append((cu[b], max(cu[b + 1] - cu[b], 0), keys))
         return result
@@ -225,7 +226,14 @@ NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float8_e4m3"
 def lengths():
     edge = [0, 1, 127, 128, 129, 2047, 2048, 2049]
     for n in edge:
-        add(f"length_{n}", SMALL, one(n, n), topk=3, block_size=64 if n == 2047 else 128, values="overlap" if n > 2000 else "normal")
+        add(
+            f"length_{n}",
+            SMALL,
+            one(n, n),
+            topk=3,
+            block_size=64 if n == 2047 else 128,
+            values="overlap" if n > 2000 else "normal",
+        )
     for n in edge:
         add(f"decode_length_{n}", one(1, n), topk=4)
         add(f"tiny_length_{n}", TINY, one(min(n, 130), n), dtype="float32", topk=5)
@@ -236,15 +244,34 @@ def lengths():
     add("keys_0", packed([(3, 0), (130, 0)]), topk=4, tags=["zero", "blind"])
     add("one_queries_0", one(0, 70), topk=2, tags=["zero"])
     add("one_keys_0", one(9, 0), topk=2, tags=["zero", "blind"])
-    add("zero_mixed", packed([(0, 0), (5, 0), (0, 400), (7, 260), (0, 0), (1, 1), (3, 0), (2, 129)]), topk=2, tags=["zero", "blind"])
+    add(
+        "zero_mixed",
+        packed([(0, 0), (5, 0), (0, 400), (7, 260), (0, 0), (1, 1), (3, 0), (2, 129)]),
+        topk=2,
+        tags=["zero", "blind"],
+    )
     add("more_queries_than_keys", packed([(200, 70), (3, 2), (129, 128), (1, 0)]), topk=2, tags=["blind"])
     add("one_more_queries_than_keys", SMALL, one(150, 140), topk=2, block_size=64, tags=["blind"])
 
 
 def prefixes():
-    for n_q, n_k in [(5, 2500), (16, 2305), (17, 2300), (64, 2400), (100, 1000), (33, 3333), (128, 2048 + 128), (130, 4097)]:
+    for n_q, n_k in [
+        (5, 2500),
+        (16, 2305),
+        (17, 2300),
+        (64, 2400),
+        (100, 1000),
+        (33, 3333),
+        (128, 2048 + 128),
+        (130, 4097),
+    ]:
         add(f"prefix_{n_q}_of_{n_k}", SMALL, one(n_q, n_k), topk=6, values="overlap" if n_q > 32 else "normal")
-    add("chunked_prefill", SMALL, packed([(100, 100), (100, 200), (100, 300), (37, 337), (300, 637), (64, 2600)]), topk=4)
+    add(
+        "chunked_prefill",
+        SMALL,
+        packed([(100, 100), (100, 200), (100, 300), (37, 337), (300, 637), (64, 2600)]),
+        topk=4,
+    )
     # Queries of one document in fragments that share its keys.
     add("k_starts_fragments", SMALL, {"Tq": 390, "Tk": 700, "cu_seqlens_q": [0, 130, 260, 390],
         "cu_seqlens_k": [0, 200, 450, 700], "k_starts": [0, 0, 0]}, topk=3, tags=["k_starts"])  # fmt: skip
@@ -256,7 +283,14 @@ def prefixes():
         "cu_seqlens_k": [0, 2500, 2550, 2600], "k_starts": [0, 65, 0]}, topk=5, dtype="float16", tags=["k_starts"])  # fmt: skip
     add("documents_unseen", packed([(40, 300), (0, 333), (70, 70), (0, 1), (20, 555)]), topk=2, tags=["invisible"])
     add("documents_isolated", SMALL, packed([(90, 90), (128, 128), (129, 129), (1, 1), (200, 200), (63, 63)]), topk=1)
-    add("documents_isolated_fp32", TINY, packed([(90, 90), (140, 140), (260, 260), (33, 33)]), topk=2, dtype="float32", Di=7)
+    add(
+        "documents_isolated_fp32",
+        TINY,
+        packed([(90, 90), (140, 140), (260, 260), (33, 33)]),
+        topk=2,
+        dtype="float32",
+        Di=7,
+    )
 
 
 def heads():
@@ -265,9 +299,28 @@ def heads():
               (32, 8, 16, 4), (16, 1, 16, 1), (32, 2, 16, 8), (16, 2, 8, 8), (12, 3, 6, 3)]  # fmt: skip
     for number, (hq, hkv, hi, hik) in enumerate(shapes):
         dtype = ["bfloat16", "float16"][number % 2]
-        add(f"heads_{hq}_{hkv}_{hi}_{hik}", packed([(8, 700), (5, 150)]), Hq=hq, Hkv=hkv, Hi=hi, Hik=hik, dtype=dtype, topk=3)
+        add(
+            f"heads_{hq}_{hkv}_{hi}_{hik}",
+            packed([(8, 700), (5, 150)]),
+            Hq=hq,
+            Hkv=hkv,
+            Hi=hi,
+            Hik=hik,
+            dtype=dtype,
+            topk=3,
+        )
     for hi in range(1, 17):
-        add(f"index_heads_{hi}", TINY, packed([(12, 500), (40, 40)]), dtype="float32", Hq=hi * (1 + hi % 2), Hkv=1, Hi=hi, Hik=1, topk=2)
+        add(
+            f"index_heads_{hi}",
+            TINY,
+            packed([(12, 500), (40, 40)]),
+            dtype="float32",
+            Hq=hi * (1 + hi % 2),
+            Hkv=1,
+            Hi=hi,
+            Hik=1,
+            topk=2,
+        )
     add("group_3", TINY, one(20, 300), Hq=6, Hkv=1, Hi=2, topk=2, dtype="float32")
     add("index_heads_20", TINY, one(10, 300), Hq=20, Hkv=1, Hi=20, Hik=5, topk=2, dtype="float32")
     add("m3_decode", M3, packed([(1, 2600), (1, 130), (1, 4100)]), tags=["m3"])
@@ -281,20 +334,52 @@ def heads():
 def dims():
     for d, dv, di in [(64, 64, 128), (128, 128, 64), (128, 128, 128), (64, 128, 64), (128, 64, 128)]:
         add(f"dims_{d}_{dv}_{di}", SMALL, packed([(20, 900), (70, 70)]), D=d, Dv=dv, Di=di, topk=3)
-    for d, dv, di in [(1, 1, 1), (7, 7, 7), (96, 96, 96), (256, 256, 256), (7, 3, 5), (96, 33, 1), (1, 256, 17), (255, 1, 200)]:
+    for d, dv, di in [
+        (1, 1, 1),
+        (7, 7, 7),
+        (96, 96, 96),
+        (256, 256, 256),
+        (7, 3, 5),
+        (96, 33, 1),
+        (1, 256, 17),
+        (255, 1, 200),
+    ]:
         for dtype in ("float32", "bfloat16"):
-            add(f"dims_{d}_{dv}_{di}_{NAMES[dtype]}", SMALL, packed([(10, 600), (40, 40)]), D=d, Dv=dv, Di=di, dtype=dtype, topk=2)
+            add(
+                f"dims_{d}_{dv}_{di}_{NAMES[dtype]}",
+                SMALL,
+                packed([(10, 600), (40, 40)]),
+                D=d,
+                Dv=dv,
+                Di=di,
+                dtype=dtype,
+                topk=2,
+            )
 
 
 def types():
     for dtype in ("float32", "float16", "bfloat16"):
         for index_dtype in ("float32", "float16", "bfloat16", "float8_e4m3"):
-            add(f"types_{NAMES[dtype]}_{NAMES[index_dtype]}", SMALL, packed([(30, 1000), (50, 50)]), dtype=dtype, index_dtype=index_dtype, topk=3)
+            add(
+                f"types_{NAMES[dtype]}_{NAMES[index_dtype]}",
+                SMALL,
+                packed([(30, 1000), (50, 50)]),
+                dtype=dtype,
+                index_dtype=index_dtype,
+                topk=3,
+            )
     add("fp8_long", Hq=2, Hkv=1, Hi=1, **one(40, 3000), index_dtype="float8_e4m3", topk=8, values="overlap")
     add("fp8_wide_heads", one(8, 2500), Hq=16, Hkv=1, Hi=4, index_dtype="float8_e4m3", topk=8)
     for block in (32, 64, 128):
         for dtype in ("float32", "bfloat16"):
-            add(f"block_{block}_{NAMES[dtype]}", SMALL, packed([(33, 20 * block + 5), (70, 70), (3, block)]), block_size=block, dtype=dtype, topk=4)
+            add(
+                f"block_{block}_{NAMES[dtype]}",
+                SMALL,
+                packed([(33, 20 * block + 5), (70, 70), (3, block)]),
+                block_size=block,
+                dtype=dtype,
+                topk=4,
+            )
 
 
 def selection_parameters():
@@ -314,11 +399,38 @@ def selection_parameters():
 
 def ties():
     for dtype in ("float32", "bfloat16", "float16"):
-        add(f"ties_{NAMES[dtype]}", SMALL, packed([(40, 2500), (100, 100)]), values="ties", dtype=dtype, topk=6, D=64, tags=["ties"])
-        add(f"equal_{NAMES[dtype]}", SMALL, packed([(10, 2600), (90, 90)]), values="equal", dtype=dtype, topk=5, tags=["ties"])
+        add(
+            f"ties_{NAMES[dtype]}",
+            SMALL,
+            packed([(40, 2500), (100, 100)]),
+            values="ties",
+            dtype=dtype,
+            topk=6,
+            D=64,
+            tags=["ties"],
+        )
+        add(
+            f"equal_{NAMES[dtype]}",
+            SMALL,
+            packed([(10, 2600), (90, 90)]),
+            values="equal",
+            dtype=dtype,
+            topk=5,
+            tags=["ties"],
+        )
     add("ties_fp8", SMALL, one(20, 3000), values="ties", index_dtype="float8_e4m3", topk=7, tags=["ties"])
     add("ties_local_0", SMALL, one(70, 2000), values="ties", topk=4, local_blocks=0, block_size=64, tags=["ties"])
-    add("ties_init_local", SMALL, one(20, 2000), values="ties", topk=6, init_blocks=2, local_blocks=2, block_size=64, tags=["ties"])
+    add(
+        "ties_init_local",
+        SMALL,
+        one(20, 2000),
+        values="ties",
+        topk=6,
+        init_blocks=2,
+        local_blocks=2,
+        block_size=64,
+        tags=["ties"],
+    )
     add("equal_local_0", SMALL, one(20, 2000), values="equal", topk=4, local_blocks=0, block_size=64, tags=["ties"])
     add("ties_topk_64", SMALL, one(4, 5000), values="ties", topk=64, block_size=64, tags=["ties"])
     # All scores are zeros of both signs.
@@ -328,12 +440,35 @@ def ties():
 
 def non_finite():
     shape = one(24, 1400)
-    add("nan_token", SMALL, shape, topk=4, tags=["nan"], edits=[edit("index_k", [[5, 6], [300, 301], [700, 720]], "nan", dims=[3, 4])])
+    add(
+        "nan_token",
+        SMALL,
+        shape,
+        topk=4,
+        tags=["nan"],
+        edits=[edit("index_k", [[5, 6], [300, 301], [700, 720]], "nan", dims=[3, 4])],
+    )
     add("nan_block", SMALL, shape, topk=4, tags=["nan"], edits=[edit("index_k", [[128, 256], [512, 640]], "nan")])
     add("nan_all", SMALL, shape, topk=4, tags=["nan"], edits=[edit("index_k", [[0, 1400]], "nan")])
     add("nan_query", SMALL, shape, topk=4, tags=["nan"], edits=[edit("index_q", [[3, 4], [9, 11]], "nan", dims=[0, 1])])
-    add("nan_fp8", SMALL, shape, topk=4, tags=["nan"], index_dtype="float8_e4m3", edits=[edit("index_k", [[40, 41], [256, 384]], "nan", dims=[7, 8])])
-    add("nan_own_block_local_0", SMALL, one(70, 1400), topk=4, local_blocks=0, tags=["nan"], edits=[edit("index_k", [[1280, 1400]], "nan")])
+    add(
+        "nan_fp8",
+        SMALL,
+        shape,
+        topk=4,
+        tags=["nan"],
+        index_dtype="float8_e4m3",
+        edits=[edit("index_k", [[40, 41], [256, 384]], "nan", dims=[7, 8])],
+    )
+    add(
+        "nan_own_block_local_0",
+        SMALL,
+        one(70, 1400),
+        topk=4,
+        local_blocks=0,
+        tags=["nan"],
+        edits=[edit("index_k", [[1280, 1400]], "nan")],
+    )
     add("nan_more_than_topk", SMALL, one(8, 2000), topk=9, tags=["nan"], edits=[edit("index_k", [[128, 1500]], "nan")])
     add("inf_token", SMALL, shape, topk=4, tags=["inf"], skip_ops=["backward", "msa", "warmup"],
         edits=[edit("index_k", [[200, 201], [600, 601]], "inf", dims=[2, 3]), edit("index_k", [[900, 901]], "-inf", dims=[5, 6])])  # fmt: skip
@@ -352,23 +487,77 @@ def non_finite():
 def layouts():
     for layout in ("fused", "head_major", "padded_heads", "negative", "zero_stride", "odd_stride"):
         for dtype in ("bfloat16", "float32"):
-            add(f"layout_{layout}_{NAMES[dtype]}", packed([(20, 900), (130, 130)]), layout=layout, dtype=dtype, topk=3, tags=["layout"])
-        add(f"layout_{layout}_fp16_int64", one(9, 1300), layout=layout, dtype="float16", indices_dtype="int64", Hq=8, Hi=2, topk=3, tags=["layout"])
+            add(
+                f"layout_{layout}_{NAMES[dtype]}",
+                packed([(20, 900), (130, 130)]),
+                layout=layout,
+                dtype=dtype,
+                topk=3,
+                tags=["layout"],
+            )
+        add(
+            f"layout_{layout}_fp16_int64",
+            one(9, 1300),
+            layout=layout,
+            dtype="float16",
+            indices_dtype="int64",
+            Hq=8,
+            Hi=2,
+            topk=3,
+            tags=["layout"],
+        )
     add("layout_fused_fp8", one(9, 1300), layout="fused", index_dtype="float8_e4m3", topk=3, tags=["layout"])
     add("layout_head_major_m3", M3, one(7, 900), layout="head_major", topk=4, tags=["layout", "m3"])
 
 
 def caller_selections():
-    kinds = ("random", "none", "leading", "middle", "trailing", "reversed", "ascending", "duplicates", "garbage", "local_first", "first_block")
+    kinds = (
+        "random",
+        "none",
+        "leading",
+        "middle",
+        "trailing",
+        "reversed",
+        "ascending",
+        "duplicates",
+        "garbage",
+        "local_first",
+        "first_block",
+    )
     for kind in kinds:
         for dtype, indices_dtype in (("bfloat16", "int32"), ("float32", "int64")):
             layout = "head_major" if kind in ("random", "reversed") and indices_dtype == "int64" else "contiguous"
             add(f"selection_{kind}_{NAMES[dtype]}", SMALL, packed([(20, 2200), (140, 140), (5, 3)]), dtype=dtype, indices_dtype=indices_dtype,
                 selection=kind, layout=layout, topk=6, tags=["selection"])  # fmt: skip
     for kind in ("random", "garbage", "local_first"):
-        add(f"selection_{kind}_heads", packed([(12, 700), (3, 130)]), Hq=16, Hkv=2, Hi=4, selection=kind, topk=16, block_size=64, tags=["selection"])
-        add(f"selection_{kind}_large_topk", TINY, one(6, 3000), dtype="float32", selection=kind, topk=90, block_size=32, tags=["selection"])
-        add(f"selection_{kind}_paged", paged([(3, 2000), (1, 140), (2, 1)], shuffle=5), selection=kind, topk=8, tags=["selection"])
+        add(
+            f"selection_{kind}_heads",
+            packed([(12, 700), (3, 130)]),
+            Hq=16,
+            Hkv=2,
+            Hi=4,
+            selection=kind,
+            topk=16,
+            block_size=64,
+            tags=["selection"],
+        )
+        add(
+            f"selection_{kind}_large_topk",
+            TINY,
+            one(6, 3000),
+            dtype="float32",
+            selection=kind,
+            topk=90,
+            block_size=32,
+            tags=["selection"],
+        )
+        add(
+            f"selection_{kind}_paged",
+            paged([(3, 2000), (1, 140), (2, 1)], shuffle=5),
+            selection=kind,
+            topk=8,
+            tags=["selection"],
+        )
         add(f"selection_{kind}_paged_int64", paged([(3, 700), (1, 140)], 64, shuffle=5), selection=kind, indices_dtype="int64", topk=8,
             dtype="float16", tags=["selection"])  # fmt: skip
 
@@ -385,18 +574,46 @@ def paged_cases():
     add("paged_m3", M3, paged([(1, 2600), (2, 200), (4, 2100)], shuffle=6, layout="interleaved"), tags=["m3"])
     add("paged_batch_0", paged([]), topk=2)
     add("paged_batch_0_padded", paged([], padded_rows=5), topk=2, tags=["padded"])
-    add("paged_padded_rows", paged([(2, 300), (1, 0), (1, 500), (1, 0)], shuffle=7, padded_rows=11), topk=3, tags=["padded"])
+    add(
+        "paged_padded_rows",
+        paged([(2, 300), (1, 0), (1, 500), (1, 0)], shuffle=7, padded_rows=11),
+        topk=3,
+        tags=["padded"],
+    )
     add("paged_all_padded", paged([(1, 0), (1, 0), (1, 0)], shuffle=7), topk=3, tags=["padded"])
     add("paged_nan_padded_queries", paged([(2, 300), (3, 0), (5, 2)], shuffle=7, padded_rows=6), topk=3, tags=["padded", "nan"],
         edits=[edit(t, [[2, 8], [10, 16]], "nan") for t in ("q", "index_q")])  # fmt: skip
-    add("paged_shared_pages", paged([(1, 1300), (2, 1400), (1, 1290)], shuffle=8, shared=9), topk=4, tags=["shared"], skip_ops=["append"])
-    add("paged_shared_everything", paged([(1, 900), (1, 900)], shuffle=8, shared=8), topk=4, tags=["shared"], skip_ops=["append"])
-    add("paged_prefix_hit_inside_block", SMALL, paged([(93, 93 + 200), (140, 140 + 77), (64, 64 + 2111)], shuffle=9), topk=4)
+    add(
+        "paged_shared_pages",
+        paged([(1, 1300), (2, 1400), (1, 1290)], shuffle=8, shared=9),
+        topk=4,
+        tags=["shared"],
+        skip_ops=["append"],
+    )
+    add(
+        "paged_shared_everything",
+        paged([(1, 900), (1, 900)], shuffle=8, shared=8),
+        topk=4,
+        tags=["shared"],
+        skip_ops=["append"],
+    )
+    add(
+        "paged_prefix_hit_inside_block",
+        SMALL,
+        paged([(93, 93 + 200), (140, 140 + 77), (64, 64 + 2111)], shuffle=9),
+        topk=4,
+    )
     add("paged_table_stride", paged([(1, 500), (2, 1300)], 64, shuffle=10, stride_pad=9), topk=4)
     add("paged_table_exact", paged([(1, 512), (2, 300)], shuffle=10, extra_columns=0), topk=4)
     for layout in ("interleaved", "head_major", "page_stride", "odd_stride", "negative"):
         for dtype in ("bfloat16", "float32"):
-            add(f"paged_layout_{layout}_{NAMES[dtype]}", paged([(2, 700), (1, 129)], shuffle=11, layout=layout), dtype=dtype, topk=3, tags=["layout"])
+            add(
+                f"paged_layout_{layout}_{NAMES[dtype]}",
+                paged([(2, 700), (1, 129)], shuffle=11, layout=layout),
+                dtype=dtype,
+                topk=3,
+                tags=["layout"],
+            )
     for form in ("none", "value", "tensor"):
         scales = {} if form == "none" else {"k_scale": 0.25, "v_scale": 3.0}
         for layout in ("contiguous", "interleaved"):
@@ -404,30 +621,78 @@ def paged_cases():
                 topk=4, tags=["fp8"])  # fmt: skip
     add("paged_fp8_all", M3, paged([(1, 900), (3, 400)], shuffle=13, cache_dtype="float8_e4m3", k_scale=0.5, v_scale=0.125), index_dtype="float8_e4m3",
         topk=4, tags=["fp8", "m3"])  # fmt: skip
-    add("paged_fp8_fp32_queries", SMALL, paged([(4, 700)], shuffle=14, cache_dtype="float8_e4m3", k_scale=1.5), dtype="float32", topk=3, tags=["fp8"])
-    add("paged_fp8_fp16", SMALL, paged([(4, 700)], 64, shuffle=14, cache_dtype="float8_e4m3", v_scale=2.0), dtype="float16", topk=3, tags=["fp8"])
+    add(
+        "paged_fp8_fp32_queries",
+        SMALL,
+        paged([(4, 700)], shuffle=14, cache_dtype="float8_e4m3", k_scale=1.5),
+        dtype="float32",
+        topk=3,
+        tags=["fp8"],
+    )
+    add(
+        "paged_fp8_fp16",
+        SMALL,
+        paged([(4, 700)], 64, shuffle=14, cache_dtype="float8_e4m3", v_scale=2.0),
+        dtype="float16",
+        topk=3,
+        tags=["fp8"],
+    )
     add("paged_block_32", SMALL, paged([(4, 700), (1, 33)], 32, shuffle=15), topk=6)
     add("paged_dv", SMALL, paged([(4, 700), (1, 33)], shuffle=15), D=96, Dv=40, Di=24, dtype="float32", topk=3)
     add("paged_ties", SMALL, paged([(4, 2700), (1, 900)], shuffle=16), values="ties", topk=5, tags=["ties"])
     add("paged_forced", SMALL, paged([(4, 2000), (9, 9)], 64, shuffle=17), topk=5, init_blocks=2, local_blocks=2)
-    add("paged_many_requests", TINY, paged([(1, 1 + 37 * b % 400) for b in range(200)], shuffle=18), dtype="bfloat16", topk=2)
+    add(
+        "paged_many_requests",
+        TINY,
+        paged([(1, 1 + 37 * b % 400) for b in range(200)], shuffle=18),
+        dtype="bfloat16",
+        topk=2,
+    )
     add("paged_topk_64", SMALL, paged([(2, 70 * 64)], 64, shuffle=19), topk=64)
 
 
 def clamps():
     """Values that the CPU refuses by name and other devices clamp."""
     n = {"Tq": 100, "Tk": 500, "tags": ["clamp"], "topk": 2}
-    add("clamp_q_falls", SMALL, n, cu_seqlens_q=[0, 100, 60, 60], cu_seqlens_k=[0, 300, 400, 500], raises="cu_seqlens_q")
+    add(
+        "clamp_q_falls", SMALL, n, cu_seqlens_q=[0, 100, 60, 60], cu_seqlens_k=[0, 300, 400, 500], raises="cu_seqlens_q"
+    )
     add("clamp_q_exceeds", SMALL, n, cu_seqlens_q=[0, 50, 999], cu_seqlens_k=[0, 300, 500], raises="cu_seqlens_q")
     add("clamp_q_short", SMALL, n, cu_seqlens_q=[0, 50, 80], cu_seqlens_k=[0, 300, 500], raises="cu_seqlens_q")
     add("clamp_q_negative", SMALL, n, cu_seqlens_q=[0, -7, 100], cu_seqlens_k=[0, 300, 500], raises="cu_seqlens_q")
-    add("clamp_k_falls", SMALL, n, cu_seqlens_q=[0, 30, 60, 100], cu_seqlens_k=[0, 300, 200, 500], raises="cu_seqlens_k")
+    add(
+        "clamp_k_falls", SMALL, n, cu_seqlens_q=[0, 30, 60, 100], cu_seqlens_k=[0, 300, 200, 500], raises="cu_seqlens_k"
+    )
     add("clamp_k_exceeds", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, 300, INT_MAX], raises="cu_seqlens_k")
     add("clamp_k_short", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, 300, 450], raises="cu_seqlens_k")
     add("clamp_k_int_min", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, INT_MIN, 500], raises="cu_seqlens_k")
-    add("clamp_k_starts_beyond", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, 300, 500], k_starts=[0, 501], raises="k_starts")
-    add("clamp_k_starts_falls", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, 300, 500], k_starts=[301, 300], raises="k_starts")
-    add("clamp_k_starts_negative", SMALL, n, cu_seqlens_q=[0, 50, 100], cu_seqlens_k=[0, 300, 500], k_starts=[-9, INT_MIN], raises="k_starts")
+    add(
+        "clamp_k_starts_beyond",
+        SMALL,
+        n,
+        cu_seqlens_q=[0, 50, 100],
+        cu_seqlens_k=[0, 300, 500],
+        k_starts=[0, 501],
+        raises="k_starts",
+    )
+    add(
+        "clamp_k_starts_falls",
+        SMALL,
+        n,
+        cu_seqlens_q=[0, 50, 100],
+        cu_seqlens_k=[0, 300, 500],
+        k_starts=[301, 300],
+        raises="k_starts",
+    )
+    add(
+        "clamp_k_starts_negative",
+        SMALL,
+        n,
+        cu_seqlens_q=[0, 50, 100],
+        cu_seqlens_k=[0, 300, 500],
+        k_starts=[-9, INT_MIN],
+        raises="k_starts",
+    )
     for name, page in (("negative", -3), ("beyond", 10**6), ("int_min", INT_MIN), ("next", None)):
         fields = paged([(3, 900), (2, 300)], shuffle=20)
         table = fields["paged"]["block_table"]
@@ -445,7 +710,19 @@ def clamps():
 def large():
     fields = packed([(69000, 200)] + [(128, 128)] * 8)
     add("queries_70000", fields, Hq=1, Hkv=1, Hi=1, topk=2, tags=["large", "blind"], skip_ops=["warmup"])
-    add("documents_70000_queries", packed([(16, 16)] * 4400), Hq=1, Hkv=1, Hi=1, D=8, Dv=8, Di=8, dtype="float32", topk=2, tags=["large"])
+    add(
+        "documents_70000_queries",
+        packed([(16, 16)] * 4400),
+        Hq=1,
+        Hkv=1,
+        Hi=1,
+        D=8,
+        Dv=8,
+        Di=8,
+        dtype="float32",
+        topk=2,
+        tags=["large"],
+    )
     add("paged_requests_70000", paged([(1, 1)] * 3000 + [(22, 40)] * 3000, 32, shared=2, extra_columns=0), Hq=1, Hkv=1, Hi=1, D=8, Dv=8, Di=8,
         topk=1, dtype="float32", tags=["large"], skip_ops=["append"])  # fmt: skip
 
@@ -453,8 +730,22 @@ def large():
 def combines():
     for dtype in ("float32", "bfloat16", "float16"):
         for splits in (1, 2, 7):
-            add(f"combine_{splits}_{NAMES[dtype]}", one(33, 40), dtype=dtype, splits=splits, Dv=64, skip_ops=["select", "attend", "backward", "msa", "warmup", "mass"])
-    add("combine_dims", one(9, 40), dtype="float32", splits=3, Dv=7, skip_ops=["select", "attend", "backward", "msa", "warmup", "mass"])
+            add(
+                f"combine_{splits}_{NAMES[dtype]}",
+                one(33, 40),
+                dtype=dtype,
+                splits=splits,
+                Dv=64,
+                skip_ops=["select", "attend", "backward", "msa", "warmup", "mass"],
+            )
+    add(
+        "combine_dims",
+        one(9, 40),
+        dtype="float32",
+        splits=3,
+        Dv=7,
+        skip_ops=["select", "attend", "backward", "msa", "warmup", "mass"],
+    )
     add("combine_tokens_0", one(0, 0), splits=3, skip_ops=["select", "attend", "backward", "msa", "warmup", "mass"])
 
 
@@ -480,7 +771,13 @@ def random_cases(count):
         budget = 150e6 / (common["Hq"] * (common["D"] + common["Dv"]) * 5)  # selected pairs
         shapes = []
         for _ in range(g.choice([1, 1, 2, 3, 5])):
-            n_k = g.choice([g.randint(0, 3 * block), g.randint(block, 24 * block), g.choice([block, 2 * block + 1, 20 * block - 1])])
+            n_k = g.choice(
+                [
+                    g.randint(0, 3 * block),
+                    g.randint(block, 24 * block),
+                    g.choice([block, 2 * block + 1, 20 * block - 1]),
+                ]
+            )
             longest = int(budget / 3 / max(1, min(n_k, common["topk"] * block))) + 1
             n_q = min(g.choice([1, g.randint(0, 16), g.randint(0, 200)]), longest)
             shapes.append((n_q, n_k))
