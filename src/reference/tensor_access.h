@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "api/dtype.h"
 #include "api/numeric.h"
 #include "api/stages.h"
 
@@ -37,7 +38,7 @@ class Rows {
 
   // Copies a row of the same type bit by bit.
   void copy(int64_t token, int64_t head, const Rows& from, int64_t from_token) const {
-    const int64_t bytes = tensor_.dtype == OPENMSA_FLOAT32 ? 4 : tensor_.dtype == OPENMSA_FLOAT8_E4M3 ? 1 : 2;
+    const int64_t bytes = dtype_size(tensor_.dtype);
     std::memcpy(static_cast<char*>(tensor_.data) + bytes * offset(token, head),
                 static_cast<const char*>(from.tensor_.data) + bytes * from.offset(from_token, head),
                 static_cast<size_t>(bytes * dim()));
