@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+
+namespace openmsa::cuda {
+
+// PTX ISA, "Data Movement and Conversion Instructions: cvt". Two e4m3 values to two f16 values, both lower first;
+// exact.
+__device__ inline uint32_t convert_e4m3x2_to_f16x2(uint16_t pair) {
+  uint32_t result;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(result) : "h"(pair));
+  return result;
+}
+
+// PTX ISA, "Data Movement and Conversion Instructions: cvt". The lower and the upper f16 of a pair to f32; exact.
+__device__ inline float2 convert_f16x2_to_f32(uint32_t pair) {
+  float2 result;
+  asm("{\n"
+      ".reg .f16 low, high;\n"
+      "mov.b32 {low, high}, %2;\n"
+      "cvt.f32.f16 %0, low;\n"
+      "cvt.f32.f16 %1, high;\n"
+      "}"
+      : "=f"(result.x), "=f"(result.y)
+      : "r"(pair));
+  return result;
+}
+
+}  // namespace openmsa::cuda
