@@ -1,18 +1,7 @@
-#include "api/error.h"
 #include "reference/stages.h"
 
 namespace openmsa {
 namespace {
-
-constexpr int64_t kMaxHeadDim = 256;
-
-void check_head_dim(const char* name, const Tensor& tensor) {
-  const int64_t dim = tensor.shape[tensor.rank - 1];
-  if (dim < 1 || dim > kMaxHeadDim) {
-    fail_unsupported(name, ": head dimension ", dim, " is not supported by backend reference; it supports 1 to ",
-                     kMaxHeadDim);
-  }
-}
 
 class ReferenceBackend final : public Backend {
  public:
@@ -30,25 +19,6 @@ class ReferenceBackend final : public Backend {
   void combine(const CombineParams& params) const override { reference::combine(params); }
   void captured_mass(const CapturedMassParams& params) const override { reference::captured_mass(params); }
   void append(const AppendParams& params) const override { reference::append(params); }
-
-  void check(const SelectParams& params) const override { check_head_dim("index_q", params.index_q); }
-  void check(const AttendParams& params) const override {
-    check_head_dim("q", params.q);
-    check_head_dim("v", params.v);
-    if (params.index != nullptr) check_head_dim("index_q", params.index->index_q);
-  }
-  void check(const BackwardParams& params) const override {
-    check_head_dim("q", params.q);
-    check_head_dim("v", params.v);
-    if (params.index != nullptr) check_head_dim("index_q", params.index->index_q);
-  }
-  void check(const CombineParams& params) const override { check_head_dim("outs", params.outs); }
-  void check(const CapturedMassParams& params) const override { check_head_dim("q", params.q); }
-  void check(const AppendParams& params) const override {
-    check_head_dim("k", params.k);
-    check_head_dim("v", params.v);
-    check_head_dim("index_k", params.index_k);
-  }
 };
 
 }  // namespace

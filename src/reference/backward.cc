@@ -59,11 +59,14 @@ class Accumulator {
 // even to the product with an infinite vector.
 void scatter(const Row& row, const std::vector<double>& weights, const std::vector<double>& vectors, double factor,
              int64_t head, int64_t begin, int64_t end, Accumulator* sums) {
-  const size_t count = row.tokens.size();
-  for (size_t at = 0; at < weights.size(); ++at) {
-    if (weights[at] == 0) continue;
-    const double* vector = vectors.data() + static_cast<int64_t>(at / count) * sums->dim();
-    add_scaled(factor * weights[at], vector + begin, end - begin, sums->row(row.tokens[at % count], head) + begin);
+  const auto count = static_cast<int64_t>(row.tokens.size()), dim = sums->dim();
+  const int64_t vector_count = static_cast<int64_t>(vectors.size()) / dim;
+  for (int64_t t = 0; t < count; ++t) {
+    double* sum = sums->row(row.tokens[static_cast<size_t>(t)], head);
+    for (int64_t h = 0; h < vector_count; ++h) {
+      const double weight = weights[static_cast<size_t>(h * count + t)];
+      if (weight != 0) add_scaled(factor * weight, vectors.data() + h * dim + begin, end - begin, sum + begin);
+    }
   }
 }
 
@@ -193,7 +196,7 @@ class Backward {
 
   // dk += scale sum dS q, dv += sum P dO, d_index_k += scale sum dz q_index.
   void add_to_keys(const std::vector<Row>& rows, int64_t count) {
-    constexpr int64_t kColumns = 16;
+    constexpr int64_t kColumns = 32;
     struct Part {
       Accumulator* sums;
       int64_t head, begin;

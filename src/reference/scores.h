@@ -25,12 +25,14 @@ inline double dot(const double* a, const double* b, int64_t length) {
   for (; d + kLanes <= length; d += kLanes) {
     for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += a[d + lane] * b[d + lane];
   }
-  for (int lane = 0; d < length; ++d, ++lane) lanes[lane] += a[d] * b[d];
-  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
+  double rest = 0;  // not a lane: a lane of variable number would keep them all out of registers
+  for (; d < length; ++d) rest += a[d] * b[d];
+  return (((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]))) + rest;
 }
 
-// sum += factor * row
+// sum += factor * row, which do not overlap
 inline void add_scaled(double factor, const double* row, int64_t length, double* sum) {
+#pragma omp simd
   for (int64_t d = 0; d < length; ++d) sum[d] += factor * row[d];
 }
 
