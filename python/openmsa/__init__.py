@@ -1,9 +1,9 @@
 """openmsa: MiniMax Sparse Attention (arXiv 2606.13392) on CPUs and Hopper GPUs.
 
-Operations take torch tensors or numpy arrays and return the same kind. Letters in shapes: Tq, Tk query and key tokens of
-all sequences together; B sequences; Hq query heads; Hkv key/value heads; Hi index heads; Hik index key heads; D, Dv, Di
-head dimensions of q and k, of v, and of the index branch. Hkv divides Hi, Hi divides Hq, Hik divides Hi. Only the last
-axis of an array must be contiguous.
+Operations take torch tensors or numpy arrays and return the same kind. Letters in shapes: Tq, Tk query and key tokens
+of all sequences together; B sequences; Hq query heads; Hkv key/value heads; Hi index heads; Hik index key heads; D, Dv,
+Di head dimensions of q and k, of v, and of the index branch. Hkv divides Hi, Hi divides Hq, Hik divides Hi. Only the
+last axis of an array must be contiguous.
 """
 
 from ._library import check_inputs, info, version

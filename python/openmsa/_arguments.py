@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ._torch import Tensor
+from ._torch import Tensor, ops
 from .errors import InvalidArgumentError
 
 PLAN_ONLY: Any = object()
@@ -33,7 +33,7 @@ def _integer(operation: str, name: str, value: Any) -> int:
             ) from None
     if type(value) is int and not -_INT64 <= value < _INT64:
         raise InvalidArgumentError(f"{operation}: {name}: got {value}, expected a 64-bit integer")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
 def number(operation: str, name: str, value: Any) -> float | None:
@@ -41,7 +41,7 @@ def number(operation: str, name: str, value: Any) -> float | None:
     if value is None or isinstance(value, float):
         return value
     try:
-        if isinstance(value, str | bytes) or getattr(value, "ndim", 0):
+        if isinstance(value, str | bytes) or getattr(value, "ndim", 0) != 0:
             raise TypeError
         return float(value)
     except (TypeError, ValueError, OverflowError):
@@ -55,9 +55,9 @@ def cache_scale(operation: str, name: str, value: Any) -> tuple[float | None, An
     return number(operation, name, value), None
 
 
-def is_torch(operation: str, needed: Mapping[str, Any], optional: Mapping[str, Any]) -> bool:
-    """Whether a call is torch's. Refuses, by name, what is missing, mixed or no array."""
-    name, first = next(iter(needed.items()))
+def choose_operators(operation: str, needed: Mapping[str, Any], optional: Mapping[str, Any]) -> Any:
+    """torch's operators, or None for numpy arrays. Refuses, by name, what is missing, mixed or no array."""
+    first = next(iter(needed.values()))
     kind: Any = Tensor if isinstance(first, Tensor) else np.ndarray
     for name, value in needed.items():
         if not isinstance(value, kind):
@@ -65,7 +65,7 @@ def is_torch(operation: str, needed: Mapping[str, Any], optional: Mapping[str, A
     for name, value in optional.items():
         if value is not None and value is not PLAN_ONLY and not isinstance(value, kind):
             raise _wrong_kind(operation, name, value, first)
-    return kind is Tensor
+    return ops if kind is Tensor else None
 
 
 def _wrong_kind(operation: str, name: str, value: Any, first: Any) -> InvalidArgumentError:

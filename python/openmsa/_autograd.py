@@ -6,26 +6,26 @@ trains the main branch, the KL divergence the index branch). Everything else tha
 
 from __future__ import annotations
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._ops import Kernel, library
+from ._ops import Kernel, kernels, library
 from .errors import UnsupportedError
 
 _ops = torch.ops.openmsa
-_BELOW = torch._C._after_autograd_keyset
 
 
-class _SparseAttention(torch.autograd.Function):
+class SparseAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, keyset: Any, op: Any, *arguments: Any) -> Any:
+    def forward(ctx: Any, run: Kernel, *arguments: Any) -> Any:
         q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, block_size, scale, deterministic, _, *rest = arguments
-        out, lse = op.redispatch(
-            keyset & _BELOW, q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, block_size, scale, deterministic,
-            True, *rest,
-        )  # fmt: skip
+        out, lse = run(
+            q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, block_size, scale, deterministic, True, *rest
+        )
         ctx.save_for_backward(q, k, v, indices, out, lse, cu_seqlens_q, cu_seqlens_k, k_starts)
         ctx.settings = (block_size, scale, deterministic)
         ctx.mark_non_differentiable(lse)
@@ -37,20 +37,21 @@ class _SparseAttention(torch.autograd.Function):
         q, k, v, indices, out, lse, *sequences = ctx.saved_tensors
         gradients: Any = (None, None, None)
         if d_out is not None:
-            gradients = _ops.sparse_attention_backward(
-                q, k, v, indices, out, lse, d_out, *sequences, *ctx.settings
-            )
-        wanted = ctx.needs_input_grad[2:5]
+            gradients = _ops.sparse_attention_backward(q, k, v, indices, out, lse, d_out, *sequences, *ctx.settings)
+        wanted = ctx.needs_input_grad[1:4]
         main = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
-        return (None, None, *main, *(None,) * (len(ctx.needs_input_grad) - 5))
+        return (None, *main, *(None,) * (len(ctx.needs_input_grad) - 4))
 
 
-class _MsaAttention(torch.autograd.Function):
+class MsaAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, keyset: Any, op: Any, *arguments: Any) -> Any:
+    def forward(ctx: Any, run: Kernel, *arguments: Any) -> Any:
         q, k, v, index_q, index_k, *sequences = arguments[:8]
         block_size, scale, index_scale, warmup, kl_mode, deterministic, kl_out = arguments[11:18]
-        out, lse, indices, index_lse, kl = op.redispatch(keyset & _BELOW, *arguments)
+        if kl_mode != "off":
+            _refuse_float8("index_q", index_q)
+            _refuse_float8("index_k", index_k)
+        out, lse, indices, index_lse, kl = run(*arguments)
         ctx.save_for_backward(
             q, k, v, index_q, index_k, out, lse, None if warmup else indices,
             None if kl_mode == "off" else index_lse, *sequences,
@@ -59,9 +60,9 @@ class _MsaAttention(torch.autograd.Function):
         # Not saved as an input: backward overwrites it, and may run more than once.
         ctx.kl_out = kl_out
         absent = [lse, indices, index_lse]
-        if not any(ctx.needs_input_grad[2:5]):
+        if not any(ctx.needs_input_grad[1:4]):
             absent.append(out)
-        if kl_mode == "off" or not any(ctx.needs_input_grad[5:7]):
+        if kl_mode == "off" or not any(ctx.needs_input_grad[4:6]):
             absent.append(kl)
         ctx.mark_non_differentiable(*absent)
         ctx.set_materialize_grads(False)
@@ -78,18 +79,18 @@ class _MsaAttention(torch.autograd.Function):
             else:
                 gradients = _ops.msa_attention_backward_kl(*arguments, ctx.kl_out)
         given = (d_out is not None,) * 3 + (d_kl is not None,) * 2
-        wanted = (want and there for want, there in zip(ctx.needs_input_grad[2:7], given, strict=True))
+        wanted = (want and there for want, there in zip(ctx.needs_input_grad[1:6], given, strict=True))
         inputs = (gradient if want else None for gradient, want in zip(gradients, wanted, strict=True))
-        return (None, None, *inputs, *(None,) * (len(ctx.needs_input_grad) - 7))
+        return (None, *inputs, *(None,) * (len(ctx.needs_input_grad) - 6))
 
 
 class _Backward(torch.autograd.Function):
     """A backward operator under create_graph: its results are right, and differentiating them is an error by name."""
 
     @staticmethod
-    def forward(ctx: Any, keyset: Any, op: Any, name: str, *arguments: Any) -> Any:
+    def forward(ctx: Any, run: Kernel, name: str, *arguments: Any) -> Any:
         ctx.name = name
-        return op.redispatch(keyset & _BELOW, *arguments)
+        return run(*arguments)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -100,53 +101,55 @@ def _requires_grad(tensors: Any) -> bool:
     return any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in tensors)
 
 
-def _is_float8(tensor: Tensor) -> bool:
-    return tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
+def _refuse_float8(name: str, tensor: Tensor) -> None:
+    if tensor.requires_grad and tensor.dtype.itemsize == 1:
+        raise UnsupportedError(
+            f"msa_attention: {name}: got {tensor.dtype} that requires a gradient, expected torch.bfloat16, "
+            "torch.float16 or torch.float32 (float8 tensors have no gradient)"
+        )
 
 
-def _sparse_attention(op: Any) -> Kernel:
-    def kernel(keyset: Any, *arguments: Any) -> Any:
-        if torch.is_grad_enabled() and _requires_grad(arguments[:3]):
-            return _SparseAttention.apply(keyset, op, *arguments)
-        return op.redispatch(keyset & _BELOW, *arguments)
-
-    return kernel
+def sparse_attention(run: Kernel, *arguments: Any) -> Any:
+    """The operator with its gradients, computed by `run`."""
+    if torch.is_grad_enabled() and _requires_grad(arguments[:3]):
+        return SparseAttention.apply(run, *arguments)
+    return run(*arguments)
 
 
-def _msa_attention(op: Any) -> Kernel:
-    def kernel(keyset: Any, *arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            trained = arguments[3:5] if arguments[15] != "off" else ()
-            for name, tensor in zip(("index_q", "index_k"), trained, strict=False):
-                if tensor.requires_grad and _is_float8(tensor):
-                    raise UnsupportedError(
-                        f"msa_attention: {name}: got {tensor.dtype} that requires a gradient, expected bfloat16, "
-                        "float16 or float32 (float8 tensors have no gradient)"
-                    )
-            if _requires_grad(arguments[:3]) or _requires_grad(trained):
-                return _MsaAttention.apply(keyset, op, *arguments)
-        return op.redispatch(keyset & _BELOW, *arguments)
-
-    return kernel
+def msa_attention(run: Kernel, *arguments: Any) -> Any:
+    """The operator with its gradients, computed by `run`."""
+    trained = arguments[:3] if arguments[15] == "off" else arguments[:5]
+    if torch.is_grad_enabled() and _requires_grad(trained):
+        return MsaAttention.apply(run, *arguments)
+    return run(*arguments)
 
 
-def _backward(op: Any, name: str) -> Kernel:
-    def kernel(keyset: Any, *arguments: Any) -> Any:
+def _backward(name: str) -> Kernel:
+    def call(run: Kernel, *arguments: Any) -> Any:
         if torch.is_grad_enabled() and _requires_grad(arguments):
-            return _Backward.apply(keyset, op, name, *arguments)
-        return op.redispatch(keyset & _BELOW, *arguments)
+            return _Backward.apply(run, name, *arguments)
+        return run(*arguments)
 
-    return kernel
+    return call
 
 
-def _register(name: str, kernel: Kernel) -> None:
+# Eager calls on plain tensors take these instead of the operators: see _torch.py.
+eager = SimpleNamespace(**vars(kernels))
+
+
+def _register(name: str, call: Kernel) -> None:
+    op = getattr(torch.ops.openmsa, name).default
+
+    def kernel(keyset: Any, *arguments: Any) -> Any:
+        return call(functools.partial(op.redispatch, keyset & torch._C._after_autograd_keyset), *arguments)
+
     library.impl(name, kernel, "Autograd", with_keyset=True)
+    setattr(eager, name, functools.partial(call, getattr(kernels, name)))
 
 
 for _suffix in ("", "_workspace"):
-    _register(f"sparse_attention{_suffix}", _sparse_attention(getattr(_ops, f"sparse_attention{_suffix}").default))
-    _register(f"msa_attention{_suffix}", _msa_attention(getattr(_ops, f"msa_attention{_suffix}").default))
-_register("sparse_attention_backward", _backward(_ops.sparse_attention_backward.default, "sparse_attention"))
+    _register(f"sparse_attention{_suffix}", sparse_attention)
+    _register(f"msa_attention{_suffix}", msa_attention)
+_register("sparse_attention_backward", _backward("sparse_attention"))
 for _suffix in ("", "_kl"):
-    _name = f"msa_attention_backward{_suffix}"
-    _register(_name, _backward(getattr(_ops, _name).default, "msa_attention"))
+    _register(f"msa_attention_backward{_suffix}", _backward("msa_attention"))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from . import _numpy
 from ._shapes import Output
-from ._torch import Tensor, new, ops
+from ._torch import new
 
 
 class Plan(NamedTuple):
@@ -20,16 +20,17 @@ class Plan(NamedTuple):
     """The caller's arrays for the results, None where the call makes one."""
 
 
-def run(plan: Plan, workspace: Any) -> tuple[Any, ...]:
-    """Runs the plan and returns its results."""
+def run(plan: Plan, workspace: Any, operators: Any) -> tuple[Any, ...]:
+    """Runs the plan through torch's `operators`, or numpy's way when they are None, and returns its results."""
     first = plan.inputs[0]
-    on_torch = isinstance(first, Tensor)
     results = tuple(
-        array if array is not None or output is None else new(first, output) if on_torch else _numpy.new(output)
+        array if array is not None or output is None
+        else _numpy.new(output) if operators is None
+        else new(first, output)
         for output, array in zip(plan.outputs, plan.given, strict=True)
-    )
-    if on_torch:
-        getattr(ops, plan.operation + "_out")(*plan.inputs, workspace, *results)
-    else:
+    )  # fmt: skip
+    if operators is None:
         _numpy.call(plan.operation, plan.inputs, (workspace, *results))
+    else:
+        getattr(operators, plan.operation + "_out")(*plan.inputs, workspace, *results)
     return results

@@ -1,7 +1,7 @@
 """Loads the core library and its binding, once.
 
-``OPENMSA_LIBRARY_DIR`` names another folder that holds ``libopenmsa.so`` and ``libopenmsa_ffi.so``; without it they come
-from ``openmsa/_lib`` of the installed package.
+``OPENMSA_LIBRARY_DIR`` names another folder that holds ``libopenmsa.so`` and ``libopenmsa_ffi.so``; without it they
+come from ``openmsa/_lib`` of the installed package.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _load() -> Any:
     folder = Path(override) if override else Path(__file__).parent / "_lib"
     path = folder / "libopenmsa_ffi.so"
     if not path.is_file():
-        hint = "OPENMSA_LIBRARY_DIR names this folder" if override else "the package was installed without its libraries"
+        hint = "OPENMSA_LIBRARY_DIR names its folder" if override else "the package has no libraries"
         raise ImportError(f"openmsa: {path} does not exist ({hint})")
     return tvm_ffi.load_module(str(path))
 

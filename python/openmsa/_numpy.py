@@ -34,13 +34,14 @@ def workspace_size(operation: str, inputs: tuple[Any, ...], outputs: tuple[Outpu
 def _describe_absent(output: Output, like: Any) -> bytes:
     """A compact tensor of that shape and type without memory, on the device of `like`."""
     name = output.dtype or str(output.like.dtype).removeprefix("torch.")
-    device = getattr(like, "device", "cpu")
+    device: Any = getattr(like, "device", None)  # numpy's is the word "cpu"
     on_gpu = getattr(device, "type", "cpu") == "cuda"
+    index = (device.index or 0) if on_gpu else 0
     shape = [int(length) for length in output.shape]
     strides = [1] * len(shape)
     for position in range(len(shape) - 2, -1, -1):
         strides[position] = strides[position + 1] * shape[position + 1]
-    return _pack(0, shape, strides, _DTYPES.get(name, _UNKNOWN_DTYPE), int(on_gpu), (device.index or 0) if on_gpu else 0)
+    return _pack(0, shape, strides, _DTYPES.get(name, _UNKNOWN_DTYPE), int(on_gpu), index)
 
 
 def _pack(data: int, shape: Any, strides: Any, dtype: int, device: int = 0, index: int = 0, tail: str = "") -> bytes:

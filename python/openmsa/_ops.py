@@ -8,6 +8,7 @@ its kernel is the binding. _autograd.py adds the gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from . import _shapes
 from ._library import binding
 from ._shapes import Output
 
-library = torch.library.Library("openmsa", "DEF")
+library: Any = torch.library.Library("openmsa", "DEF")  # type: ignore[no-untyped-call]
+kernels = SimpleNamespace()
+"""Each operator's kernel, by the operator's name."""
 
 _SEQUENCES = "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? k_starts"
 _REQUESTS = "Tensor block_table, Tensor seq_lens, Tensor cu_seqlens_q"
@@ -27,9 +30,7 @@ _CACHE_SCALES = "float? k_scale, Tensor? k_scale_tensor, float? v_scale, Tensor?
 _SELECT = f"Tensor index_q, Tensor index_k, {_SEQUENCES}, {_SELECTION}, SymInt block_size, float? scale"
 _ATTEND = f"Tensor q, Tensor k, Tensor v, Tensor indices, {_SEQUENCES}, SymInt block_size, float? scale"
 _PAGED_SELECT = f"Tensor index_q, Tensor index_k_cache, {_REQUESTS}, {_SELECTION}, float? scale"
-_PAGED_ATTEND = (
-    f"Tensor q, Tensor k_cache, Tensor v_cache, Tensor indices, {_REQUESTS}, float? scale, {_CACHE_SCALES}"
-)
+_PAGED_ATTEND = f"Tensor q, Tensor k_cache, Tensor v_cache, Tensor indices, {_REQUESTS}, float? scale, {_CACHE_SCALES}"
 _PAGED_MSA = (
     "Tensor q, Tensor k_cache, Tensor v_cache, Tensor index_q, Tensor index_k_cache, "
     f"{_REQUESTS}, {_SELECTION}, float? scale, float? index_scale, {_CACHE_SCALES}"
@@ -47,6 +48,7 @@ Kernel = Callable[..., Any]
 
 def define(name: str, arguments: str, results: str, kernel: Kernel, fake: Kernel, *, autograd: bool = False) -> None:
     """Defines one operator. Without `autograd` its results carry no gradient."""
+    setattr(kernels, name, kernel)
     library.define(f"{name}({arguments}) -> {results}")
     for key in ("CPU", "CUDA"):
         library.impl(name, kernel, key)
@@ -55,7 +57,7 @@ def define(name: str, arguments: str, results: str, kernel: Kernel, fake: Kernel
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
 
 
-def _new(like: Tensor, output: Output) -> Tensor:
+def new(like: Tensor, output: Output) -> Tensor:
     if output.dtype is None:
         return like.new_empty(output.shape, dtype=output.like.dtype)
     return like.new_empty(output.shape, dtype=getattr(torch, output.dtype))
@@ -66,7 +68,7 @@ def _absent(like: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return like.new_empty((0,), dtype=dtype)
 
 
-def _written(*tensors: Tensor | None) -> None:
+def written(*tensors: Tensor | None) -> None:
     """Tells autograd that these were written in place, so that an earlier use of their values is noticed."""
     changed = [tensor for tensor in tensors if tensor is not None and not tensor.is_inference()]
     if changed:
@@ -78,7 +80,7 @@ def _into(function: Kernel, results: int) -> Kernel:
 
     def kernel(*arguments: Any) -> None:
         function(*arguments)
-        _written(*arguments[-results:])
+        written(*arguments[-results:])
 
     return kernel
 
@@ -87,12 +89,12 @@ def _nothing(*_: Any) -> None:
     """The fake kernel of an operator that writes into given tensors."""
 
 
-# ---- select_blocks and paged_select_blocks -------------------------------------------------------------------------
+# ---- select_blocks and paged_select_blocks ---------------------------------------------------------------------------
 
 
 def _new_selection(index_q: Tensor, topk: int, return_lse: bool) -> tuple[Tensor, Tensor]:
-    indices = _new(index_q, _shapes.indices(index_q, topk))
-    return indices, _new(index_q, _shapes.per_head(index_q)) if return_lse else _absent(index_q)
+    indices = new(index_q, _shapes.indices(index_q, topk))
+    return indices, new(index_q, _shapes.per_head(index_q)) if return_lse else _absent(index_q)
 
 
 def _select_fake(index_q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -115,11 +117,11 @@ for _name, _arguments in (("select_blocks", _SELECT), ("paged_select_blocks", _P
     define(f"{_name}_out", f"{_arguments}, {_OUT}", "()", _into(_function, 2), _nothing)
 
 
-# ---- sparse_attention ----------------------------------------------------------------------------------------------
+# ---- sparse_attention ------------------------------------------------------------------------------------------------
 
 
 def _new_attention(q: Tensor, v: Tensor, return_lse: bool) -> tuple[Tensor, Tensor]:
-    return _new(q, _shapes.attention(q, v)), _new(q, _shapes.per_head(q)) if return_lse else _absent(q)
+    return new(q, _shapes.attention(q, v)), new(q, _shapes.per_head(q)) if return_lse else _absent(q)
 
 
 def _sparse_attention_fake(
@@ -178,7 +180,7 @@ define(
 )
 
 
-# ---- msa_attention -------------------------------------------------------------------------------------------------
+# ---- msa_attention ---------------------------------------------------------------------------------------------------
 
 
 def _msa_attention_fake(
@@ -188,8 +190,8 @@ def _msa_attention_fake(
     kl_out: Tensor | None, workspace: Tensor | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     out, lse = _new_attention(q, v, True)
-    indices = _absent(q, torch.int32) if warmup else _new(q, _shapes.indices(index_q, topk))
-    index_lse = _absent(q) if kl == "off" else _new(q, _shapes.per_head(index_q))
+    indices = _absent(q, torch.int32) if warmup else new(q, _shapes.indices(index_q, topk))
+    index_lse = _absent(q) if kl == "off" else new(q, _shapes.per_head(index_q))
     divergence = _absent(q) if kl == "off" else q.new_empty((), dtype=torch.float32)
     return out, lse, indices, index_lse, divergence
 
@@ -240,7 +242,7 @@ def _msa_attention_backward(
         *settings, None, *(gradients[:3] if d_out is not None else (None,) * 3),
         *(gradients[3:] if d_kl is not None else (None,) * 2), kl_out,
     )  # fmt: skip
-    _written(kl_out)
+    written(kl_out)
     return gradients
 
 
@@ -262,7 +264,7 @@ define("msa_attention_backward_kl", f"{_MSA_BACKWARD}, Tensor(a!) kl_out", _GRAD
        _msa_attention_backward_fake, autograd=True)  # fmt: skip
 
 
-# ---- paged_sparse_attention and paged_msa_attention -----------------------------------------------------------------------------------------------
+# ---- paged_sparse_attention and paged_msa_attention ------------------------------------------------------------------
 
 
 def _paged_sparse_attention_fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -277,14 +279,15 @@ def _paged_sparse_attention(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rest: 
 
 define("paged_sparse_attention", f"{_PAGED_ATTEND}, bool return_lse", "(Tensor, Tensor)", _paged_sparse_attention,
        _paged_sparse_attention_fake)  # fmt: skip
-define("paged_sparse_attention_out", f"{_PAGED_ATTEND}, {_OUT}", "()", _into(binding.paged_sparse_attention, 2), _nothing)
+define("paged_sparse_attention_out", f"{_PAGED_ATTEND}, {_OUT}", "()", _into(binding.paged_sparse_attention, 2),
+       _nothing)  # fmt: skip
 
 
 def _paged_msa_attention_fake(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, index_q: Tensor, index_k_cache: Tensor, block_table: Tensor,
     seq_lens: Tensor, cu_seqlens_q: Tensor, topk: int, *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return (*_new_attention(q, v_cache, True), _new(q, _shapes.indices(index_q, topk)))
+    return (*_new_attention(q, v_cache, True), new(q, _shapes.indices(index_q, topk)))
 
 
 def _paged_msa_attention(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -300,13 +303,13 @@ define("paged_msa_attention_out",
        _into(binding.paged_msa_attention, 3), _nothing)  # fmt: skip
 
 
-# ---- paged_append, combine, captured_mass --------------------------------------------------------------------------
+# ---- paged_append, combine, captured_mass ----------------------------------------------------------------------------
 
 
 def _paged_append(*arguments: Any) -> None:
     *inputs, k_cache, v_cache, index_k_cache = arguments
     binding.paged_append(*inputs, None, k_cache, v_cache, index_k_cache)
-    _written(k_cache, v_cache, index_k_cache)
+    written(k_cache, v_cache, index_k_cache)
 
 
 define("paged_append",
@@ -316,7 +319,7 @@ define("paged_append",
 
 def _combine_fake(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     out, lse = _shapes.combined(outs, lses)
-    return _new(outs, out), _new(outs, lse)
+    return new(outs, out), new(outs, lse)
 
 
 def _combine(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
@@ -330,7 +333,7 @@ define("combine", "Tensor outs, Tensor lses", "(Tensor, Tensor)", _combine, _com
 
 def _captured_mass_fake(q: Tensor, k: Tensor, indices: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     shape = _shapes.mass(indices)
-    return _new(q, shape), _new(q, shape)
+    return new(q, shape), new(q, shape)
 
 
 def _captured_mass(q: Tensor, k: Tensor, indices: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,9 @@ def axis(array: Any, index: int) -> Any:
 
 
 def indices(index_q: Any, topk: Any) -> Output:
-    return Output((axis(index_q, 1), axis(index_q, 0), max(topk, 0)), "int32")
+    # A topk that is no length goes on to the check that names it.
+    length = topk if hasattr(topk, "__index__") and 0 < topk < 2**31 else 0
+    return Output((axis(index_q, 1), axis(index_q, 0), length), "int32")
 
 
 def per_head(q: Any) -> Output:

@@ -1,4 +1,8 @@
-"""The torch operators when torch is there. numpy works without it."""
+"""The torch side when torch is there. numpy works without it.
+
+Eager calls on plain tensors go to the kernels of _ops.py directly; everything else (compilation, tracing, fake tensors,
+subclasses, transforms) goes through the registered operators. The dispatcher alone would cost several microseconds.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +13,43 @@ from typing import Any
 if "torch" in sys.modules:
     import torch
 
-    from . import _autograd as _autograd
-    from . import _ops as _ops
+    from ._autograd import eager as eager
+    from ._ops import new as new
 
     Tensor: Any = torch.Tensor
     ops: Any = torch.ops.openmsa
-    new = _ops._new
+
+    _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+    _is_compiling = torch.compiler.is_compiling
+    _dispatch_modes = torch._C._len_torch_dispatch_stack
+    _function_modes = torch._C._len_torch_function_stack
+    _transformed = torch._C._are_functorch_transforms_active
+    _grad_enabled = torch.is_grad_enabled
+
+    def plain(*tensors: Any) -> bool:
+        """Whether this is an eager torch call that nothing observes, on tensors that are what they seem."""
+        if _is_compiling() or _dispatch_modes() or _function_modes() or _transformed():
+            return False
+        for tensor in tensors:  # noqa: SIM110  (a generator costs more than the loop)
+            if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_neg()):
+                return False
+        return True
 
     def wants_gradient(*tensors: Any) -> bool:
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if _grad_enabled():
+            for tensor in tensors: 
+                if tensor.requires_grad:
+                    return True
+        return False
 else:
 
     class Tensor:  # type: ignore[no-redef]
         """No value is an instance of it."""
 
-    ops = None
+    ops = eager = new = None  # type: ignore[assignment]
 
-    def new(like: Any, output: Any) -> Any:
-        raise AssertionError("torch is not there")
+    def plain(*tensors: Any) -> bool:
+        return False
 
     def wants_gradient(*tensors: Any) -> bool:
         return False

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from . import _shapes
-from ._arguments import integers, is_torch, number
+from ._arguments import choose_operators, integers, number
 from ._call import Plan, run
-from ._torch import ops
+from ._torch import eager, plain
 from ._types import ArrayT
 
 
@@ -25,11 +25,14 @@ def combine(outs: ArrayT, lses: ArrayT) -> tuple[ArrayT, ArrayT]:
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
+    operators = eager
+    if not plain(outs, lses):
+        operators = choose_operators("combine", {"outs": outs, "lses": lses}, {})
     results: Any
-    if is_torch("combine", {"outs": outs, "lses": lses}, {}):
-        results = ops.combine(outs, lses)
+    if operators is None:
+        results = run(Plan("combine", (outs, lses), _shapes.combined(outs, lses), (None, None)), None, None)
     else:
-        results = run(Plan("combine", (outs, lses), _shapes.combined(outs, lses), (None, None)), None)
+        results = operators.combine(outs, lses)
     out, lse = results
     return out, lse
 
@@ -66,15 +69,20 @@ def captured_mass(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
-    (block_size,) = integers("captured_mass", block_size=block_size)
-    scale = number("captured_mass", "scale", scale)
-    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts}
-    on_torch = is_torch("captured_mass", {"q": q, "k": k, "indices": indices}, sequences)
-    inputs = (q, k, indices, *sequences.values(), block_size, scale)
+    operators = eager
+    if not plain(q, k, indices, cu_seqlens_q, cu_seqlens_k, k_starts):
+        (block_size,) = integers("captured_mass", block_size=block_size)
+        scale = number("captured_mass", "scale", scale)
+        operators = choose_operators(
+            "captured_mass",
+            {"q": q, "k": k, "indices": indices},
+            {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts},
+        )
+    inputs: tuple[Any, ...] = (q, k, indices, cu_seqlens_q, cu_seqlens_k, k_starts, block_size, scale)
     results: Any
-    if on_torch:
-        results = ops.captured_mass(*inputs)
+    if operators is None:
+        results = run(Plan("captured_mass", inputs, (_shapes.mass(indices),) * 2, (None, None)), None, None)
     else:
-        results = run(Plan("captured_mass", inputs, (_shapes.mass(indices),) * 2, (None, None)), None)
+        results = operators.captured_mass(*inputs)
     share, best = results
     return share, best

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _shapes
-from ._arguments import PLAN_ONLY, integers, is_torch, number
+from ._arguments import PLAN_ONLY, choose_operators, integers, number
 from ._call import Plan, run
-from ._torch import ops, wants_gradient
+from ._torch import eager, plain, wants_gradient
 from ._types import ArrayT, MsaResult
 from .errors import InvalidArgumentError, UnsupportedError
 
@@ -75,32 +75,35 @@ def sparse_attention(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this, or a second derivative was asked for.
     """
-    (block_size,) = integers("sparse_attention", block_size=block_size)
-    scale = number("sparse_attention", "scale", scale)
-    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts}
-    on_torch = is_torch(
-        "sparse_attention",
-        {"q": q, "k": k, "v": v, "indices": indices},
-        {**sequences, "out": out, "lse_out": lse_out, "workspace": workspace},
-    )
-    inputs = (q, k, v, indices, *sequences.values(), block_size, scale)
-    differentiable = on_torch and wants_gradient(q, k, v) and workspace is not PLAN_ONLY
-    if on_torch and out is None and lse_out is None and workspace is None:
-        out, lse_out = ops.sparse_attention(*inputs, bool(deterministic), bool(return_lse))
-    elif differentiable:
+    operators = eager
+    if not plain(q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
+        (block_size,) = integers("sparse_attention", block_size=block_size)
+        scale = number("sparse_attention", "scale", scale)
+        operators = choose_operators(
+            "sparse_attention",
+            {"q": q, "k": k, "v": v, "indices": indices},
+            {
+                "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts, "out": out,
+                "lse_out": lse_out, "workspace": workspace,
+            },
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, block_size, scale)
+    if operators is not None and out is None and lse_out is None and workspace is None:
+        out, lse_out = operators.sparse_attention(*inputs, bool(deterministic), bool(return_lse))
+    elif operators is not None and workspace is not PLAN_ONLY and wants_gradient(q, k, v):
         for name, given in (("out", out), ("lse_out", lse_out)):
             if given is not None:
                 raise UnsupportedError(
                     f"sparse_attention: {name}: got a tensor although q, k or v requires a gradient, expected None or "
                     "torch.no_grad() (results written in place have no gradient)"
                 )
-        out, lse_out = ops.sparse_attention_workspace(*inputs, bool(deterministic), bool(return_lse), workspace)
+        out, lse_out = operators.sparse_attention_workspace(*inputs, bool(deterministic), bool(return_lse), workspace)
     else:
         lse = _shapes.per_head(q) if return_lse or lse_out is not None else None
         plan = Plan("sparse_attention", inputs, (_shapes.attention(q, v), lse), (out, lse_out))
         if workspace is PLAN_ONLY:
             return plan
-        out, lse_out = run(plan, workspace)
+        out, lse_out = run(plan, workspace, operators)
     return (out, lse_out) if return_lse else out
 
 
@@ -166,30 +169,34 @@ def msa_attention(
         UnsupportedError: the backend cannot do this, a float8 tensor wants a gradient, or a second derivative was asked
             for.
     """
-    topk, init_blocks, local_blocks, block_size = integers(
-        "msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
-    )
-    scale = number("msa_attention", "scale", scale)
-    index_scale = number("msa_attention", "index_scale", index_scale)
-    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts}
-    on_torch = is_torch(
-        "msa_attention",
-        {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k},
-        {**sequences, "kl_out": kl_out, "workspace": workspace},
-    )
-    _check_kl(kl, kl_out, q, on_torch)
+    operators = eager
+    if not plain(q, k, v, index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, kl_out, workspace):
+        topk, init_blocks, local_blocks, block_size = integers(
+            "msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
+        )
+        scale = number("msa_attention", "scale", scale)
+        index_scale = number("msa_attention", "index_scale", index_scale)
+        operators = choose_operators(
+            "msa_attention",
+            {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k},
+            {
+                "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts, "kl_out": kl_out,
+                "workspace": workspace,
+            },
+        )  # fmt: skip
+    _check_kl(kl, kl_out, q, operators)
     warmup = bool(warmup)
-    inputs = (
-        q, k, v, index_q, index_k, *sequences.values(), topk, init_blocks, local_blocks, block_size, scale, index_scale,
-        warmup,
+    inputs: tuple[Any, ...] = (
+        q, k, v, index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, topk, init_blocks, local_blocks, block_size,
+        scale, index_scale, warmup,
     )  # fmt: skip
     results: Any
-    if on_torch and workspace is not PLAN_ONLY:
+    if operators is not None and workspace is not PLAN_ONLY:
         settings = (*inputs, kl, bool(deterministic), kl_out)
         if workspace is None:
-            results = ops.msa_attention(*settings)
+            results = operators.msa_attention(*settings)
         else:
-            results = ops.msa_attention_workspace(*settings, workspace)
+            results = operators.msa_attention_workspace(*settings, workspace)
     else:
         plan = Plan(
             "msa_attention",
@@ -205,21 +212,21 @@ def msa_attention(
         )
         if workspace is PLAN_ONLY:
             return plan  # type: ignore[return-value]
-        results = run(plan, workspace)
+        results = run(plan, workspace, None)
     out, lse, indices, index_lse, divergence = results
     if kl == "off":
         divergence = index_lse = None
     return MsaResult(out, divergence, None if warmup else indices, lse, index_lse)
 
 
-def _check_kl(kl: Any, kl_out: Any, q: Any, on_torch: bool) -> None:
+def _check_kl(kl: Any, kl_out: Any, q: Any, operators: Any) -> None:
     if kl not in _KL_MODES:
         raise InvalidArgumentError(f"msa_attention: kl: got {kl!r}, expected 'forward', 'backward' or 'off'")
     if kl != "backward":
         if kl_out is not None:
             raise InvalidArgumentError(f"msa_attention: kl_out: got a tensor with kl={kl!r}, expected kl='backward'")
         return
-    if not on_torch:
+    if operators is None:
         raise UnsupportedError("msa_attention: kl: got 'backward' with numpy arrays, which have no backward pass, "
                                "expected 'forward' or 'off'")  # fmt: skip
     expected = f"expected a 0-d torch.float32 tensor on {q.device} that requires no gradient"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _numpy, _shapes
-from ._arguments import PLAN_ONLY, cache_scale, integers, is_torch, number
+from ._arguments import PLAN_ONLY, cache_scale, choose_operators, integers, number
 from ._call import Plan, run
-from ._torch import ops
+from ._torch import eager, plain
 from ._types import ArrayT, CacheScale, MsaResult
 
 
@@ -69,26 +69,30 @@ def paged_select_blocks(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
-    topk, init_blocks, local_blocks = integers(
-        "paged_select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
-    )
-    scale = number("paged_select_blocks", "scale", scale)
-    arrays = {
-        "index_q": index_q, "index_k_cache": index_k_cache, "block_table": block_table, "seq_lens": seq_lens,
-        "cu_seqlens_q": cu_seqlens_q,
-    }  # fmt: skip
-    on_torch = is_torch(
-        "paged_select_blocks", arrays, {"out": out, "lse_out": lse_out, "workspace": workspace}
-    )
-    inputs = (*arrays.values(), topk, init_blocks, local_blocks, scale)
-    if on_torch and out is None and lse_out is None and workspace is None:
-        out, lse_out = ops.paged_select_blocks(*inputs, bool(return_lse))
+    operators = eager
+    arrays: tuple[Any, ...] = (index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
+    if not plain(*arrays, out, lse_out, workspace):
+        topk, init_blocks, local_blocks = integers(
+            "paged_select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
+        )
+        scale = number("paged_select_blocks", "scale", scale)
+        operators = choose_operators(
+            "paged_select_blocks",
+            {
+                "index_q": index_q, "index_k_cache": index_k_cache, "block_table": block_table, "seq_lens": seq_lens,
+                "cu_seqlens_q": cu_seqlens_q,
+            },
+            {"out": out, "lse_out": lse_out, "workspace": workspace},
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (*arrays, topk, init_blocks, local_blocks, scale)
+    if operators is not None and out is None and lse_out is None and workspace is None:
+        out, lse_out = operators.paged_select_blocks(*inputs, bool(return_lse))
     else:
         lse = _shapes.per_head(index_q) if return_lse or lse_out is not None else None
         plan = Plan("paged_select_blocks", inputs, (_shapes.indices(index_q, topk), lse), (out, lse_out))
         if workspace is PLAN_ONLY:
             return plan
-        out, lse_out = run(plan, workspace)
+        out, lse_out = run(plan, workspace, operators)
     return (out, lse_out) if return_lse else out
 
 
@@ -150,27 +154,32 @@ def paged_sparse_attention(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
-    scale = number("paged_sparse_attention", "scale", scale)
+    operators = eager
     k_factor, k_scale_array = cache_scale("paged_sparse_attention", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_sparse_attention", "v_scale", v_scale)
-    arrays = {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache, "indices": indices, "block_table": block_table,
-        "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q,
-    }  # fmt: skip
-    on_torch = is_torch(
-        "paged_sparse_attention",
-        arrays,
-        {"k_scale": k_scale_array, "v_scale": v_scale_array, "out": out, "lse_out": lse_out, "workspace": workspace},
-    )
-    inputs = (*arrays.values(), scale, k_factor, k_scale_array, v_factor, v_scale_array)
-    if on_torch and out is None and lse_out is None and workspace is None:
-        out, lse_out = ops.paged_sparse_attention(*inputs, bool(return_lse))
+    arrays: tuple[Any, ...] = (q, k_cache, v_cache, indices, block_table, seq_lens, cu_seqlens_q)
+    if not plain(*arrays, k_scale_array, v_scale_array, out, lse_out, workspace):
+        scale = number("paged_sparse_attention", "scale", scale)
+        operators = choose_operators(
+            "paged_sparse_attention",
+            {
+                "q": q, "k_cache": k_cache, "v_cache": v_cache, "indices": indices, "block_table": block_table,
+                "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q,
+            },
+            {
+                "k_scale": k_scale_array, "v_scale": v_scale_array, "out": out, "lse_out": lse_out,
+                "workspace": workspace,
+            },
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (*arrays, scale, k_factor, k_scale_array, v_factor, v_scale_array)
+    if operators is not None and out is None and lse_out is None and workspace is None:
+        out, lse_out = operators.paged_sparse_attention(*inputs, bool(return_lse))
     else:
         lse = _shapes.per_head(q) if return_lse or lse_out is not None else None
         plan = Plan("paged_sparse_attention", inputs, (_shapes.attention(q, v_cache), lse), (out, lse_out))
         if workspace is PLAN_ONLY:
             return plan
-        out, lse_out = run(plan, workspace)
+        out, lse_out = run(plan, workspace, operators)
     return (out, lse_out) if return_lse else out
 
 
@@ -226,36 +235,40 @@ def paged_msa_attention(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
-    topk, init_blocks, local_blocks = integers(
-        "paged_msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
-    )
-    scale = number("paged_msa_attention", "scale", scale)
-    index_scale = number("paged_msa_attention", "index_scale", index_scale)
+    operators = eager
     k_factor, k_scale_array = cache_scale("paged_msa_attention", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_msa_attention", "v_scale", v_scale)
-    arrays = {
-        "q": q, "k_cache": k_cache, "v_cache": v_cache, "index_q": index_q, "index_k_cache": index_k_cache,
-        "block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q,
-    }  # fmt: skip
-    given = {"out": out, "lse_out": lse_out, "indices_out": indices_out}
-    on_torch = is_torch(
-        "paged_msa_attention",
-        arrays,
-        {"k_scale": k_scale_array, "v_scale": v_scale_array, **given, "workspace": workspace},
-    )
-    inputs = (
-        *arrays.values(), topk, init_blocks, local_blocks, scale, index_scale, k_factor, k_scale_array, v_factor,
-        v_scale_array,
+    arrays: tuple[Any, ...] = (q, k_cache, v_cache, index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
+    given = (out, lse_out, indices_out)
+    if not plain(*arrays, k_scale_array, v_scale_array, *given, workspace):
+        topk, init_blocks, local_blocks = integers(
+            "paged_msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
+        )
+        scale = number("paged_msa_attention", "scale", scale)
+        index_scale = number("paged_msa_attention", "index_scale", index_scale)
+        operators = choose_operators(
+            "paged_msa_attention",
+            {
+                "q": q, "k_cache": k_cache, "v_cache": v_cache, "index_q": index_q, "index_k_cache": index_k_cache,
+                "block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q,
+            },
+            {
+                "k_scale": k_scale_array, "v_scale": v_scale_array, "out": out, "lse_out": lse_out,
+                "indices_out": indices_out, "workspace": workspace,
+            },
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (
+        *arrays, topk, init_blocks, local_blocks, scale, index_scale, k_factor, k_scale_array, v_factor, v_scale_array,
     )  # fmt: skip
     results: Any
-    if on_torch and out is None and lse_out is None and indices_out is None and workspace is None:
-        results = ops.paged_msa_attention(*inputs)
+    if operators is not None and out is None and lse_out is None and indices_out is None and workspace is None:
+        results = operators.paged_msa_attention(*inputs)
     else:
         outputs = (_shapes.attention(q, v_cache), _shapes.per_head(q), _shapes.indices(index_q, topk))
-        plan = Plan("paged_msa_attention", inputs, outputs, tuple(given.values()))
+        plan = Plan("paged_msa_attention", inputs, outputs, given)
         if workspace is PLAN_ONLY:
             return plan  # type: ignore[return-value]
-        results = run(plan, workspace)
+        results = run(plan, workspace, operators)
     result, lse, indices = results
     return MsaResult(result, None, indices, lse, None)
 
@@ -297,16 +310,21 @@ def paged_append(
     """
     k_factor, k_scale_array = cache_scale("paged_append", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_append", "v_scale", v_scale)
-    arrays = {
-        "k": k, "v": v, "index_k": index_k, "block_table": block_table, "seq_lens": seq_lens,
-        "cu_seqlens_q": cu_seqlens_q,
-    }  # fmt: skip
-    caches = {"k_cache": k_cache, "v_cache": v_cache, "index_k_cache": index_k_cache}
-    on_torch = is_torch(
-        "paged_append", {**arrays, **caches}, {"k_scale": k_scale_array, "v_scale": v_scale_array}
-    )
-    inputs = (*arrays.values(), k_factor, k_scale_array, v_factor, v_scale_array)
-    if on_torch:
-        ops.paged_append(*inputs, *caches.values())
+    operators = eager
+    arrays: tuple[Any, ...] = (k, v, index_k, block_table, seq_lens, cu_seqlens_q)
+    caches: tuple[Any, ...] = (k_cache, v_cache, index_k_cache)
+    if not plain(*arrays, *caches, k_scale_array, v_scale_array):
+        operators = choose_operators(
+            "paged_append",
+            {
+                "k": k, "v": v, "index_k": index_k, "k_cache": k_cache, "v_cache": v_cache,
+                "index_k_cache": index_k_cache, "block_table": block_table, "seq_lens": seq_lens,
+                "cu_seqlens_q": cu_seqlens_q,
+            },
+            {"k_scale": k_scale_array, "v_scale": v_scale_array},
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (*arrays, k_factor, k_scale_array, v_factor, v_scale_array)
+    if operators is None:
+        _numpy.call("paged_append", inputs, (None, *caches))
     else:
-        _numpy.call("paged_append", inputs, (None, *caches.values()))
+        operators.paged_append(*inputs, *caches)

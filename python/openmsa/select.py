@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _shapes
-from ._arguments import PLAN_ONLY, integers, is_torch, number
+from ._arguments import PLAN_ONLY, choose_operators, integers, number
 from ._call import Plan, run
-from ._torch import ops
+from ._torch import eager, plain
 from ._types import ArrayT
 
 
@@ -74,23 +74,29 @@ def select_blocks(
         InvalidArgumentError: an argument is wrong; the message names it.
         UnsupportedError: the backend cannot do this.
     """
-    topk, init_blocks, local_blocks, block_size = integers(
-        "select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
-    )
-    scale = number("select_blocks", "scale", scale)
-    sequences = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts}
-    on_torch = is_torch(
-        "select_blocks",
-        {"index_q": index_q, "index_k": index_k},
-        {**sequences, "out": out, "lse_out": lse_out, "workspace": workspace},
-    )
-    inputs = (index_q, index_k, *sequences.values(), topk, init_blocks, local_blocks, block_size, scale)
-    if on_torch and out is None and lse_out is None and workspace is None:
-        out, lse_out = ops.select_blocks(*inputs, bool(return_lse))
+    operators = eager
+    if not plain(index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
+        topk, init_blocks, local_blocks, block_size = integers(
+            "select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
+        )
+        scale = number("select_blocks", "scale", scale)
+        operators = choose_operators(
+            "select_blocks",
+            {"index_q": index_q, "index_k": index_k},
+            {
+                "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "k_starts": k_starts, "out": out,
+                "lse_out": lse_out, "workspace": workspace,
+            },
+        )  # fmt: skip
+    inputs: tuple[Any, ...] = (
+        index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, topk, init_blocks, local_blocks, block_size, scale,
+    )  # fmt: skip
+    if operators is not None and out is None and lse_out is None and workspace is None:
+        out, lse_out = operators.select_blocks(*inputs, bool(return_lse))
     else:
         lse = _shapes.per_head(index_q) if return_lse or lse_out is not None else None
         plan = Plan("select_blocks", inputs, (_shapes.indices(index_q, topk), lse), (out, lse_out))
         if workspace is PLAN_ONLY:
             return plan
-        out, lse_out = run(plan, workspace)
+        out, lse_out = run(plan, workspace, operators)
     return (out, lse_out) if return_lse else out

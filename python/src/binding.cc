@@ -70,14 +70,20 @@ class Arguments {
     return tensor;
   }
 
-  int64_t integer(const char*) { return next().cast<int64_t>(); }
+  int64_t integer(const char* name) {
+    const std::optional<int64_t> value = next().try_cast<int64_t>();
+    if (!value) refuse(operation_, name, "got no integer of 64 bits, expected one");
+    return *value;
+  }
 
   int32_t flag(const char*) { return next().cast<bool>() ? 1 : 0; }
 
-  const double* number(const char*) {
+  const double* number(const char* name) {
     AnyView value = next();
     if (value.type_index() == tvm::ffi::TypeIndex::kTVMFFINone) return nullptr;
-    return hold(value.cast<double>());
+    const std::optional<double> number = value.try_cast<double>();
+    if (!number) refuse(operation_, name, "got no number, expected one");
+    return hold(*number);
   }
 
   openmsa_cache_scale cache_scale(const char* name) {
