@@ -94,6 +94,7 @@ bool has_elements(const Tensor& tensor) {
 // Axes in the order of their strides; each must step past all that the faster ones reach. A view that interleaves axes
 // in other ways would be refused although its elements are distinct: no caller lays outputs out so.
 bool overlaps_itself(const Tensor& tensor) {
+  if (!has_elements(tensor)) return false;
   struct Step {
     int64_t stride = 0, reach = 0;
   };
@@ -321,12 +322,13 @@ void Arguments::check_head_groups() const {
 
 namespace {
 
-void check_block_size(const char* name, int64_t block_size, openmsa_device_type device) {
+// `what` is how the message calls the number after the argument's name.
+void check_block_size(const char* name, const char* what, int64_t block_size, openmsa_device_type device) {
   if (block_size != 128 && block_size != 64 && block_size != 32) {
-    fail_argument(name, ": got block_size ", block_size, ", expected 128 or 64 (or 32, on the cpu only)");
+    fail_argument(name, ": got ", what, block_size, ", expected 128 or 64 (or 32, on the cpu only)");
   }
   if (block_size == 32 && device != OPENMSA_CPU) {
-    fail_unsupported(name, ": got block_size 32 with ", device_name(device),
+    fail_unsupported(name, ": got ", what, "32 with ", device_name(device),
                      " tensors, expected 128 or 64 (32 is supported on the cpu only)");
   }
 }
@@ -334,13 +336,13 @@ void check_block_size(const char* name, int64_t block_size, openmsa_device_type 
 }  // namespace
 
 int64_t Arguments::block_size(int64_t block_size) const {
-  check_block_size("block_size", block_size, device_type_);
+  check_block_size("block_size", "", block_size, device_type_);
   return block_size;
 }
 
 int64_t Arguments::page_size() const {
   const int64_t rows = length(Axis::page_rows);
-  check_block_size(origins_[static_cast<size_t>(Axis::page_rows)], rows, device_type_);
+  check_block_size(origins_[static_cast<size_t>(Axis::page_rows)], "block_size = ", rows, device_type_);
   return rows;
 }
 
