@@ -37,7 +37,7 @@ if "torch" in sys.modules:
 
     def wants_gradient(*tensors: Any) -> bool:
         if _grad_enabled():
-            for tensor in tensors: 
+            for tensor in tensors:
                 if tensor.requires_grad:
                     return True
         return False

@@ -2,16 +2,18 @@
 //
 // A tensor comes either through DLPack (torch) or as bytes that hold an openmsa_tensor (numpy, which DLPack cannot
 // express when an array is read-only or of an ml_dtypes type). Bytes longer than the structure end with the reason why
-// the array cannot be used, or the name of its type when dtype is -1: the refusal then names operation and argument like
-// every other one.
+// the array cannot be used, or the name of its type when dtype is -1: the refusal then names operation and argument
+// like every other one.
 #include <dlpack/dlpack.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/string.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "openmsa/openmsa.hpp"
@@ -122,18 +124,20 @@ class Arguments {
         tensor->device_index = source.device.device_id;
         break;
       default:
-        refuse(operation_, name, "got a tensor on an unknown device, expected cpu or cuda",
-               OPENMSA_UNSUPPORTED);
+        refuse(operation_, name, "got a tensor on an unknown device, expected cpu or cuda", OPENMSA_UNSUPPORTED);
     }
     tensor->data = static_cast<char*>(source.data) + source.byte_offset;
     tensor->rank = source.ndim;
+    // Strides of a tensor without elements mean nothing; torch leaves zeros there after an expansion.
+    const bool given = source.strides != nullptr &&
+                       std::find(source.shape, source.shape + source.ndim, 0) == source.shape + source.ndim;
     int64_t compact = 1;
     for (int32_t axis = source.ndim - 1; axis >= 0; --axis) {
       if (axis < OPENMSA_MAX_RANK) {
         tensor->shape[axis] = source.shape[axis];
-        tensor->strides[axis] = source.strides ? source.strides[axis] : compact;
+        tensor->strides[axis] = given ? source.strides[axis] : compact;
       }
-      compact *= source.shape[axis];
+      compact *= std::max<int64_t>(source.shape[axis], 1);
     }
   }
 
@@ -147,8 +151,12 @@ class Arguments {
   }
 
   static std::string type_name(DLDataType type) {
-    const char* kind = type.code == kDLFloat ? "float" : type.code == kDLInt ? "int" : type.code == kDLUInt ? "uint"
-                       : type.code == kDLBool ? "bool" : type.code == kDLComplex ? "complex" : "of code ";
+    const char* kind = type.code == kDLFloat     ? "float"
+                       : type.code == kDLInt     ? "int"
+                       : type.code == kDLUInt    ? "uint"
+                       : type.code == kDLBool    ? "bool"
+                       : type.code == kDLComplex ? "complex"
+                                                 : "of code ";
     if (type.code == kDLBool) return kind;
     if (std::strcmp(kind, "of code ") == 0) return kind + std::to_string(type.code);
     return kind + std::to_string(bytes_of(type) * 8);
@@ -347,33 +355,39 @@ const char* kind_of(openmsa_status status) {
 
 // The package's names of results that callers bring, where they differ from openmsa.h's.
 struct Renamed {
-  const char *core, *python;
+  const char *operation, *core, *python;
 };
 constexpr Renamed kRenamed[] = {
-    {"select_blocks: indices:", "select_blocks: out:"},
-    {"select_blocks: index_lse:", "select_blocks: lse_out:"},
-    {"sparse_attention: lse:", "sparse_attention: lse_out:"},
-    {"paged_select_blocks: indices:", "paged_select_blocks: out:"},
-    {"paged_select_blocks: index_lse:", "paged_select_blocks: lse_out:"},
-    {"paged_sparse_attention: lse:", "paged_sparse_attention: lse_out:"},
-    {"paged_msa_attention: lse:", "paged_msa_attention: lse_out:"},
-    {"paged_msa_attention: indices:", "paged_msa_attention: indices_out:"},
-    {"msa_attention_backward: kl:", "msa_attention_backward: kl_out:"},
+    {"select_blocks", "indices: ", "out: "},
+    {"select_blocks", "index_lse: ", "lse_out: "},
+    {"sparse_attention", "lse: ", "lse_out: "},
+    {"paged_select_blocks", "indices: ", "out: "},
+    {"paged_select_blocks", "index_lse: ", "lse_out: "},
+    {"paged_sparse_attention", "lse: ", "lse_out: "},
+    {"paged_msa_attention", "lse: ", "lse_out: "},
+    {"paged_msa_attention", "indices: ", "indices_out: "},
+    {"msa_attention_backward", "kl: ", "kl_out: "},
 };
 
-std::string message_of(const openmsa::Error& error) {
-  const std::string message = error.what();
-  for (const Renamed& name : kRenamed)
-    if (message.rfind(name.core, 0) == 0) return name.python + message.substr(std::strlen(name.core));
-  return message;
+// The core's message with the operation before it, as in every error of the package.
+std::string message_of(const std::string& operation, const openmsa::Error& error) {
+  std::string message = error.what();
+  if (operation.empty() || message.rfind(operation + ": ", 0) == 0) return message;
+  for (const Renamed& name : kRenamed) {
+    if (operation == name.operation && message.rfind(name.core, 0) == 0) {
+      message.replace(0, std::strlen(name.core), name.python);
+      break;
+    }
+  }
+  return operation + ": " + message;
 }
 
 template <typename Function>
-void guarded(Function function) {
+void guarded(const char* operation, Function function) {
   try {
     function();
   } catch (const openmsa::Error& error) {
-    throw tvm::ffi::Error(kind_of(error.status()), message_of(error), "");
+    throw tvm::ffi::Error(kind_of(error.status()), message_of(operation, error), "");
   } catch (const std::bad_alloc&) {
     throw tvm::ffi::Error(kind_of(OPENMSA_OUT_OF_MEMORY), "host memory ran out", "");
   }
@@ -381,7 +395,7 @@ void guarded(Function function) {
 
 template <typename Args, typename Use>
 void with_arguments(const char* operation, const TVMFFIAny* packed, int32_t count, Use use) {
-  guarded([&] {
+  guarded(operation, [&] {
     Arguments in(operation, PackedArgs(reinterpret_cast<const AnyView*>(packed), count));
     Args args;
     read(in, args);
@@ -393,19 +407,19 @@ void with_arguments(const char* operation, const TVMFFIAny* packed, int32_t coun
 }  // namespace
 
 // Exports `name` and `name_workspace`, which returns the bytes that `name` needs with the same arguments.
-#define OPENMSA_BIND(name, Args)                                                                                       \
-  extern "C" OPENMSA_API int __tvm_ffi_##name(void*, const TVMFFIAny* packed, int32_t count, TVMFFIAny*) {             \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
-    with_arguments<openmsa::Args>(#name, packed, count, [](const openmsa::Args& args) { openmsa::name(args); });       \
-    TVM_FFI_SAFE_CALL_END();                                                                                           \
-  }                                                                                                                    \
-  extern "C" OPENMSA_API int __tvm_ffi_##name##_workspace(void*, const TVMFFIAny* packed, int32_t count,               \
-                                                          TVMFFIAny* result) {                                         \
-    TVM_FFI_SAFE_CALL_BEGIN();                                                                                         \
-    with_arguments<openmsa::Args>(#name, packed, count, [result](const openmsa::Args& args) {                          \
-      *reinterpret_cast<tvm::ffi::Any*>(result) = openmsa::workspace_size(args);                                       \
-    });                                                                                                                \
-    TVM_FFI_SAFE_CALL_END();                                                                                           \
+#define OPENMSA_BIND(name, Args)                                                                                 \
+  extern "C" OPENMSA_API int __tvm_ffi_##name(void*, const TVMFFIAny* packed, int32_t count, TVMFFIAny*) {       \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                                   \
+    with_arguments<openmsa::Args>(#name, packed, count, [](const openmsa::Args& args) { openmsa::name(args); }); \
+    TVM_FFI_SAFE_CALL_END();                                                                                     \
+  }                                                                                                              \
+  extern "C" OPENMSA_API int __tvm_ffi_##name##_workspace(void*, const TVMFFIAny* packed, int32_t count,         \
+                                                          TVMFFIAny* result) {                                   \
+    TVM_FFI_SAFE_CALL_BEGIN();                                                                                   \
+    with_arguments<openmsa::Args>(#name, packed, count, [result](const openmsa::Args& args) {                    \
+      *reinterpret_cast<tvm::ffi::Any*>(result) = openmsa::workspace_size(args);                                 \
+    });                                                                                                          \
+    TVM_FFI_SAFE_CALL_END();                                                                                     \
   }
 
 OPENMSA_BIND(select_blocks, SelectBlocksArgs)
@@ -423,14 +437,14 @@ OPENMSA_BIND(paged_append, PagedAppendArgs)
 namespace {
 
 void set_workspace_limit(int64_t bytes) {
-  guarded([&] { openmsa::set_workspace_limit(bytes); });
+  guarded("set_workspace_limit", [&] { openmsa::set_workspace_limit(bytes); });
 }
 int64_t workspace_limit() { return openmsa::workspace_limit(); }
 void set_check_inputs(bool enabled) { openmsa::set_check_inputs(enabled); }
 bool check_inputs() { return openmsa::check_inputs(); }
 tvm::ffi::String info() {
   std::string text;
-  guarded([&] { text = openmsa::info(); });
+  guarded("", [&] { text = openmsa::info(); });
   return text;
 }
 
