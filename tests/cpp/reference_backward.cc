@@ -24,22 +24,23 @@ double kl_loss(const Problem& problem, const Inputs& inputs) {
 
 using Loss = double (*)(const Problem&, const Inputs&);
 
-// For each token, the derivative along a random direction in that token's row.
+// For every few tokens, the derivative along a random direction in their rows.
 void expect_gradient(const char* name, const Problem& problem, Loss loss, std::vector<double> Inputs::*input,
                      const std::vector<float>& gradient, int64_t tokens) {
   Inputs inputs(problem);
-  const size_t width = gradient.size() / static_cast<size_t>(tokens);
+  const size_t width = 3 * gradient.size() / static_cast<size_t>(tokens);
+  const std::vector<float> direction = random_values(static_cast<int64_t>(gradient.size()), 77);
   const double step = 1e-4;
   std::vector<double> expected, actual;
-  for (size_t token = 0; token < static_cast<size_t>(tokens); ++token) {
-    const std::vector<float> direction = random_values(static_cast<int64_t>(width), 77 + token);
-    double along = 0;
+  for (size_t begin = 0; begin < gradient.size(); begin += width) {
+    const size_t end = std::min(begin + width, gradient.size());
     const auto move = [&](double distance) {
-      for (size_t d = 0; d < width; ++d)
-        (inputs.*input)[token * width + d] += distance * static_cast<double>(direction[d]);
+      for (size_t at = begin; at < end; ++at) (inputs.*input)[at] += distance * static_cast<double>(direction[at]);
     };
-    for (size_t d = 0; d < width; ++d)
-      along += static_cast<double>(gradient[token * width + d]) * static_cast<double>(direction[d]);
+    double along = 0;
+    for (size_t at = begin; at < end; ++at) {
+      along += static_cast<double>(gradient[at]) * static_cast<double>(direction[at]);
+    }
     move(step);
     const double above = loss(problem, inputs);
     move(-2 * step);

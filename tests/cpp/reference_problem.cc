@@ -183,10 +183,11 @@ std::vector<int64_t> oracle_visible(const Problem& problem, int64_t query) {
 std::vector<int64_t> oracle_tokens(const Problem& problem, int64_t query, int64_t index_head) {
   const Shape& s = problem.shape;
   const int32_t* entries = problem.indices.data() + (index_head * s.tokens_q + query) * s.topk;
+  const Span span = span_of(s, query);
   std::vector<int64_t> tokens;
-  for (const int64_t row : oracle_visible(problem, query)) {
-    const int64_t block = (row - span_of(s, query).first) / s.block_size;
-    if (s.warmup || std::find(entries, entries + s.topk, block) != entries + s.topk) tokens.push_back(row);
+  for (int64_t j = 0; j < span.visible; ++j) {
+    const bool selected = std::find(entries, entries + s.topk, j / s.block_size) != entries + s.topk;
+    if (s.warmup || selected) tokens.push_back(span.first + j);
   }
   return tokens;
 }
