@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "api/dtype.h"
+
 namespace openmsa::cases {
 namespace {
 
@@ -29,7 +31,7 @@ class CpuMemory final : public DeviceMemory {
 template <typename Visit>
 void for_each_element(const HostTensor& tensor, const Visit& visit) {
   const Tensor& view = tensor.view;
-  const int64_t bytes = element_bytes(view.dtype);
+  const int64_t bytes = dtype_size(view.dtype);
   int64_t shape[OPENMSA_MAX_RANK] = {1, 1, 1, 1}, strides[OPENMSA_MAX_RANK] = {};
   for (int32_t axis = 0; axis < view.rank; ++axis) {
     shape[axis] = view.shape[axis];
@@ -53,21 +55,6 @@ DeviceMemory& cpu_memory() {
   return memory;
 }
 
-int64_t element_bytes(int32_t dtype) {
-  switch (dtype) {
-    case OPENMSA_FLOAT32:
-    case OPENMSA_INT32:
-      return 4;
-    case OPENMSA_FLOAT16:
-    case OPENMSA_BFLOAT16:
-      return 2;
-    case OPENMSA_INT64:
-      return 8;
-    default:
-      return 1;
-  }
-}
-
 Tensor HostTensor::tensor() {
   Tensor result = view;
   result.data = storage.data() + offset;
@@ -84,7 +71,7 @@ const unsigned char* HostTensor::element(int64_t i0, int64_t i1, int64_t i2, int
   const int64_t index[OPENMSA_MAX_RANK] = {i0, i1, i2, i3};
   int64_t position = 0;
   for (int32_t axis = 0; axis < view.rank; ++axis) position += index[axis] * view.strides[axis];
-  return storage.data() + offset + position * element_bytes(view.dtype);
+  return storage.data() + offset + position * dtype_size(view.dtype);
 }
 
 unsigned char* HostTensor::element(int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
@@ -113,7 +100,7 @@ HostTensor make_host_tensor(DataType dtype, const std::vector<int64_t>& shape, c
     }
     ++high;
   }
-  const int64_t bytes = element_bytes(dtype);
+  const int64_t bytes = dtype_size(dtype);
   const int64_t before = (-low * bytes + kGuardBytes - 1) / kGuardBytes * kGuardBytes;
   result.offset = kGuardBytes + before;
   result.storage.assign(static_cast<size_t>(result.offset + high * bytes + kGuardBytes), fill);
@@ -121,7 +108,7 @@ HostTensor make_host_tensor(DataType dtype, const std::vector<int64_t>& shape, c
 }
 
 std::vector<unsigned char> packed_bytes(const HostTensor& tensor) {
-  const size_t bytes = static_cast<size_t>(element_bytes(tensor.view.dtype));
+  const size_t bytes = static_cast<size_t>(dtype_size(tensor.view.dtype));
   std::vector<unsigned char> result(static_cast<size_t>(tensor.elements()) * bytes);
   unsigned char* to = result.data();
   for_each_element(tensor, [&](int64_t at) {
@@ -162,7 +149,7 @@ HostTensor PlacedTensor::fetch() const {
   HostTensor now = image_;
   memory_->download(now.storage.data(), base_, static_cast<int64_t>(now.storage.size()));
   std::vector<unsigned char> outside(now.storage.size(), 1);
-  const int64_t bytes = element_bytes(now.view.dtype);
+  const int64_t bytes = dtype_size(now.view.dtype);
   for_each_element(now, [&](int64_t at) { std::fill_n(outside.begin() + at, bytes, static_cast<unsigned char>(0)); });
   for (size_t i = 0; i < outside.size(); ++i) {
     if (outside[i] != 0 && now.storage[i] != image_.storage[i]) {

@@ -51,7 +51,6 @@ struct HostTensor {
 // Every byte of the storage is `fill`.
 HostTensor make_host_tensor(DataType dtype, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides,
                             unsigned char fill);
-int64_t element_bytes(int32_t dtype);
 // The elements alone, in row-major order.
 std::vector<unsigned char> packed_bytes(const HostTensor& tensor);
 
@@ -67,6 +66,7 @@ class PlacedTensor {
   const Tensor* tensor() const { return present() ? &tensor_ : nullptr; }
   // The image as it is now. Throws std::runtime_error when a byte outside the elements has changed since it was placed.
   HostTensor fetch() const;
+  const HostTensor& image() const { return image_; }  // as it was placed
 
  private:
   DeviceMemory* memory_ = nullptr;

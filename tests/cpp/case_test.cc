@@ -1,0 +1,313 @@
+// Every operation of every case on every backend of this build, against the reference.
+// OPENMSA_TEST_BACKENDS=reference,sm90 narrows the backends; OPENMSA_CASES_REDUCED=1 runs the subset that sanitizers
+// can afford.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "api/backend.h"
+#include "cpp/case_compare.h"
+#include "cpp/case_invariants.h"
+
+namespace openmsa::cases {
+namespace {
+
+using Names = std::set<std::string>;
+
+// What a backend must refuse by the argument's name, and what it may refuse so, among the needs of cases.
+struct Limits {
+  const char* backend;
+  Names must_refuse, may_refuse;
+};
+const Limits kLimits[] = {
+    {"reference", {}, {}},
+    {"sm90", {"fp32", "block32", "dim", "topk", "unaligned"}, {"dv", "fp8", "heads", "negative_stride", "zero_stride"}},
+};
+
+const Limits& limits_of(const Backend& backend) {
+  for (const Limits& limits : kLimits) {
+    if (std::string(limits.backend) == backend.name()) return limits;
+  }
+  throw std::runtime_error(std::string("kLimits does not know backend ") + backend.name());
+}
+
+struct TestId {
+  const Backend* backend;
+  const Case* c;
+  std::string op;
+};
+
+// For messages of GoogleTest, which would print bytes.
+void PrintTo(const TestId& id, std::ostream* stream) { *stream << id.c->name; }
+
+std::string test_name(const ::testing::TestParamInfo<TestId>& info) {
+  return std::string(info.param.backend->name()) + "_" + info.param.op + "_" + info.param.c->name;
+}
+
+bool enabled(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr && *value != '\0' && std::string(value) != "0";
+}
+
+std::vector<const Backend*> backends_to_test() {
+  const char* chosen = std::getenv("OPENMSA_TEST_BACKENDS");
+  std::vector<const Backend*> result;
+  for (const Backend* backend : backends()) {
+    bool wanted = chosen == nullptr || *chosen == '\0';
+    for (std::string_view name : comma_separated(chosen == nullptr ? "" : chosen)) wanted |= name == backend->name();
+    if (wanted && backend->available()) result.push_back(backend);
+  }
+  return result;
+}
+
+std::vector<TestId> all_tests() {
+  std::vector<TestId> tests;
+  for (const Backend* backend : backends_to_test()) {
+    for (const Case& c : case_table()) {
+      if (enabled("OPENMSA_CASES_REDUCED") && !c.has_tag("reduced")) continue;
+      for (const std::string& op : c.ops) tests.push_back({backend, &c, op});
+    }
+  }
+  return tests;
+}
+
+DeviceMemory& memory_of(const Backend& backend) {
+#ifdef OPENMSA_WITH_SM90
+  if (backend.device() == OPENMSA_GPU) return gpu_memory();
+#else
+  (void)backend;
+#endif
+  return cpu_memory();
+}
+
+// What the reference makes of a case, computed once for all operations of the case.
+struct Expected {
+  std::string owner;
+  HostTensor selection;  // the caller's or the reference's own
+  Results attention;     // out, lse on it
+
+  static const Expected& of(const Inputs& host) {
+    static Expected expected;
+    if (expected.owner != host.c.name) {
+      expected.owner = host.c.name;
+      const Call call{.in = host, .direct = &reference_backend()};
+      expected.selection = host.indices.present() ? host.images.at(TensorId::indices) : select(call).at("indices");
+      expected.attention = attend(call, PlacedTensor(host.memory, expected.selection));
+    }
+    return expected;
+  }
+};
+
+class CaseTest : public ::testing::TestWithParam<TestId> {
+ protected:
+  const Backend& backend() const { return *GetParam().backend; }
+  const Case& c() const { return *GetParam().c; }
+  const std::string& op() const { return GetParam().op; }
+
+  void SetUp() override { setenv("OPENMSA_BACKEND", backend().name(), 1); }
+  void TearDown() override { unsetenv("OPENMSA_BACKEND"); }
+
+  // The operation's needs beyond what every backend can do.
+  Names needs() const {
+    Names result;
+    if (op() == "combine") {
+      if (c().dim_v != 64 && c().dim_v != 128) result.insert("dim");
+      return result;
+    }
+    const bool index = op().find("select") != std::string::npos || op().find("msa") != std::string::npos ||
+                       op() == "warmup" || op() == "append";
+    const bool main = op().find("select") == std::string::npos;
+    if (index) result.insert(c().needs_index.begin(), c().needs_index.end());
+    if (main) result.insert(c().needs_main.begin(), c().needs_main.end());
+    return result;
+  }
+
+  Results run(const Call& how, const Inputs& host) const {
+    const Expected& expected = Expected::of(host);
+    const auto place = [&](const HostTensor& tensor) { return PlacedTensor(how.in.memory, tensor); };
+    if (op() == "select" || op() == "paged_select") return select(how);
+    if (op() == "attend" || op() == "paged_attend") return attend(how, place(expected.selection));
+    if (op() == "mass") return mass(how, place(expected.selection));
+    if (op() == "paged_msa") return paged_msa(how);
+    if (op() == "combine") return combine(how);
+    if (op() == "append") return append(how);
+    if (op() == "backward") {
+      return backward(how, place(expected.selection), place(expected.attention.at("out")),
+                      place(expected.attention.at("lse")));
+    }
+    // Forward and backward. The backward pass gets the reference's forward results, whatever the backend.
+    const bool warmup = op() == "warmup";
+    Results results = msa(how, warmup);
+    const Results reference = how.direct == &reference_backend() ? results : reference_msa(host, warmup);
+    for (auto& [name, tensor] : msa_backward(how, warmup, reference)) {
+      results[name == "kl" ? "backward_kl" : name] = std::move(tensor);
+    }
+    return results;
+  }
+
+  static const Results& reference_msa(const Inputs& host, bool warmup) {
+    static std::string owner;
+    static Results results;
+    const std::string key = host.c.name + (warmup ? "/warmup" : "/msa");
+    if (owner != key) {
+      owner = key;
+      results = msa({.in = host, .direct = &reference_backend()}, warmup);
+    }
+    return results;
+  }
+
+  void check_refusal(const Inputs& in, const Inputs& host, Status status, const std::vector<std::string>& mentions) {
+    try {
+      run({.in = in}, host);
+      ADD_FAILURE() << "expected an error that names " << ::testing::PrintToString(mentions);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.status(), status) << error.what();
+      const std::string message = error.what();
+      const bool named = std::any_of(mentions.begin(), mentions.end(), [&](const std::string& mention) {
+        return message.find(mention) != std::string::npos;
+      });
+      EXPECT_TRUE(named) << message << "\nexpected one of " << ::testing::PrintToString(mentions);
+      refusal_ = message;
+    }
+  }
+
+  void check_results(const Inputs& in, const Inputs& host);
+  void check_invariants(const Inputs& in, const Inputs& host, const Results& results);
+
+  std::string refusal_;
+};
+
+std::vector<std::string> arguments_of(const Names& needs) {
+  std::vector<std::string> names;
+  const auto add = [&](std::initializer_list<const char*> more) {
+    names.insert(names.end(), more.begin(), more.end());
+  };
+  if (needs.contains("block32")) add({"block_size"});
+  if (needs.contains("topk")) add({"topk"});
+  for (const char* need : {"fp32", "dim", "dv", "fp8", "heads", "unaligned", "negative_stride", "zero_stride"}) {
+    if (needs.contains(need))
+      add({"q:", "k:", "v:", "index_q:", "index_k:", "k_cache:", "v_cache:", "index_k_cache:", "out:", "d_out:"});
+  }
+  return names;
+}
+
+Names both(const Names& a, const Names& b) {
+  Names result;
+  std::set_intersection(a.begin(), a.end(), b.begin(), b.end(), std::inserter(result, result.begin()));
+  return result;
+}
+
+void CaseTest::check_results(const Inputs& in, const Inputs& host) {
+  const Results got = run({.in = in}, host);  // invisible memory holds NaN and inf
+  // From here on: clean invisible memory, outputs that held other bytes before.
+  constexpr unsigned char kOtherFill = 0x5A;
+  const Results want = run({.in = host, .direct = &reference_backend(), .fill = kOtherFill}, host);
+  if (&backend() == &reference_backend()) {
+    EXPECT_TRUE(same_bits(got, want)) << "through the API with poisoned memory, and directly with clean memory";
+  } else {
+    const Inputs clean(c(), in.memory, input_images(c(), false));
+    EXPECT_TRUE(same_bits(got, run({.in = clean, .fill = kOtherFill}, host))) << "repeated, with clean memory";
+    EXPECT_TRUE(close(c(), got, want));
+    if (got.contains("indices")) {
+      HostTensor copy = want.at("indices");
+      const Tensor view = copy.tensor();
+      EXPECT_TRUE(valid_selection(got.at("indices"), want.at("indices"), select_params(host, &view, nullptr),
+                                  selection_margin(host)));
+    }
+  }
+  if (!c().has_tag("large") && c().raises.empty()) check_invariants(in, host, got);
+}
+
+void CaseTest::check_invariants(const Inputs& in, const Inputs& host, const Results& results) {
+  const HostTensor& selection = Expected::of(host).selection;
+  if (op() == "select") check_sequences_select_alone(in, results);
+  if (op() == "paged_select") check_paged_select_is_contiguous(in, results);
+  if (op() == "paged_attend") check_paged_attend_is_contiguous(in, selection, results);
+  if (op() == "attend" || op() == "paged_attend") {
+    check_selection_order(in, selection, results);
+    check_unselected_keys(in, selection, results);
+  }
+  if (op() == "attend" && c().layout == "contiguous" && !c().has_tag("nan") && !c().has_tag("inf")) {
+    check_halves_combine(in, selection, results);
+  }
+  if (op() == "backward") check_zero_gradients(in, &selection, results);
+  if (op() == "warmup") {
+    Results gradients = results;
+    std::erase_if(gradients, [](const auto& item) { return item.first.rfind("d_", 0) != 0; });
+    check_zero_gradients(in, nullptr, gradients);
+  }
+  if (op() == "msa") {
+    Results forward = results, gradients = results;
+    std::erase_if(gradients, [](const auto& item) { return item.first.rfind("d_", 0) != 0; });
+    check_zero_gradients(in, &results.at("indices"), gradients);
+    if (!c().has_tag("nan")) check_sequences_train_alone(in, forward, gradients);
+  }
+}
+
+TEST_P(CaseTest, MatchesTheReference) {
+  DeviceMemory& memory = memory_of(backend());
+  const Inputs in(c(), memory, input_images(c(), true));
+  const Inputs host(c(), cpu_memory(), input_images(c(), false));
+  const std::vector<std::string_view> supported = comma_separated(backend().operations());
+  const std::string operation = operation_name(c(), op());
+  if (std::find(supported.begin(), supported.end(), operation) == supported.end()) {
+    check_refusal(in, host, OPENMSA_UNSUPPORTED, {operation + ": not supported by backend " + backend().name()});
+    GTEST_SKIP() << refusal_;
+  }
+  if (!c().raises.empty() && backend().device() == OPENMSA_CPU) {
+    check_refusal(in, host, OPENMSA_INVALID_ARGUMENT, {c().raises + ": got"});
+    // Run on its stages, the backend clamps and writes everything.
+    const Results once = run({.in = host, .direct = &backend()}, host);
+    const Results again = run({.in = host, .direct = &backend(), .fill = 0x5A}, host);
+    EXPECT_TRUE(same_bits(once, again));
+    return;
+  }
+  const Limits& limits = limits_of(backend());
+  if (const Names refused = both(needs(), limits.must_refuse); !refused.empty()) {
+    check_refusal(in, host, OPENMSA_UNSUPPORTED, arguments_of(refused));
+    GTEST_SKIP() << refusal_;
+  }
+  if (!both(needs(), limits.may_refuse).empty()) {
+    try {
+      run({.in = in}, host);
+    } catch (const Error& error) {
+      ASSERT_EQ(error.status(), OPENMSA_UNSUPPORTED) << error.what();
+      check_refusal(in, host, OPENMSA_UNSUPPORTED, arguments_of(both(needs(), limits.may_refuse)));
+      GTEST_SKIP() << refusal_;
+    }
+  }
+  check_results(in, host);
+}
+
+INSTANTIATE_TEST_SUITE_P(Table, CaseTest, ::testing::ValuesIn(all_tests()), test_name);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(CaseTest);
+
+// Python computed the checksums: both languages make the same inputs.
+TEST(CaseTable, InputsHaveTheSameBitsAsInPython) {
+  for (const Case& c : case_table()) {
+    for (const auto& [name, want] : expected_checksums(c.name)) {
+      EXPECT_EQ(checksum(make_input(c, tensor_named(name), true)), want) << c.name << " " << name;
+    }
+  }
+}
+
+// A guard that sees nothing would make every test above weaker.
+TEST(CaseMemory, WritesOutsideATensorAreSeen) {
+  HostTensor image = make_host_tensor(OPENMSA_FLOAT16, {2, 3}, {5, 1}, kFill);
+  for (int64_t column : {-1, 3, 4, 8}) {
+    const PlacedTensor placed(cpu_memory(), image);
+    EXPECT_NO_THROW(placed.fetch());
+    static_cast<uint16_t*>(placed.tensor()->data)[column] = 0;
+    EXPECT_THROW(placed.fetch(), std::runtime_error) << column;
+  }
+  const PlacedTensor placed(cpu_memory(), image);
+  static_cast<uint16_t*>(placed.tensor()->data)[5] = 0;
+  EXPECT_EQ(decode(placed.fetch())[3], 0.0);
+}
+
+}  // namespace
+}  // namespace openmsa::cases
