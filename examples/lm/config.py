@@ -73,19 +73,19 @@ def schedule(config: Config, scale: float) -> list[Stage]:
     """Dense on short contexts, dense with the index branch learning, sparse, and the sparse stage's dense control."""
 
     def stage(name: str, attention: Attention, steps: int, rate: tuple[float, float]) -> Stage:
-        batch = max(1, 1024 // config.context)
+        batch = max(1, 512 // config.context)
         return Stage(name, attention, max(1, round(steps * scale)), batch, config.context, config.planting, rate)
 
     short = min(config.context, 256)
     return [
         replace(
-            stage("short contexts", Attention.DENSE, 150, (1.0, 1.0)),
+            stage("short contexts", Attention.DENSE, 120, (1.0, 1.0)),
             batch=16,
             context=short,
             planting=Planting(share=0.5, gap=short // 4, string=16),
             rise=30,
         ),
-        stage("warm-up", Attention.WARMUP, 150, (1.0, 0.7)),
-        stage("sparse", Attention.SPARSE, 150, (0.7, 0.03)),
-        stage("control", Attention.DENSE, 150, (0.7, 0.03)),
+        stage("warm-up", Attention.WARMUP, 240, (1.0, 0.7)),
+        stage("sparse", Attention.SPARSE, 240, (0.7, 0.03)),
+        stage("control", Attention.DENSE, 240, (0.7, 0.03)),
     ]
