@@ -1,6 +1,6 @@
 """Counts tests in result files: prints 'passed failed skipped'.
 
-ctest RESULTS.xml GTEST_DIRECTORY   a program that wrote GTEST_DIRECTORY/NAME.xml counts by its tests, another one as one
+ctest RESULTS.xml GTEST_DIRECTORY   a program that wrote GTEST_DIRECTORY/NAME.xml counts by its tests, another as one
 pytest RESULTS.xml
 """
 
