@@ -1,7 +1,5 @@
 // Attention over the visible tokens T of the selected blocks, and beside it the statistics of the index branch.
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include <vector>
 
 #include "reference/kl.h"
 #include "reference/parallel.h"

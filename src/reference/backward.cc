@@ -3,6 +3,7 @@
 // gradient in that second step, so the sums have the same bits on any number of threads.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "reference/kl.h"
 #include "reference/parallel.h"
@@ -111,7 +112,7 @@ class Backward {
       const int64_t blocks = (tokens + params_.block_size - 1) / params_.block_size;
       tokens = std::min(params_.indices->shape[2], blocks) * params_.block_size;
     }
-    const int64_t per_query = tokens * (2 * heads_.query + 2 * heads_.index);
+    const int64_t per_query = std::max<int64_t>(1, tokens * (2 * heads_.query + 2 * heads_.index));
     return std::clamp<int64_t>((int64_t{1} << 22) / per_query, 1, 128);
   }
 
@@ -130,7 +131,6 @@ class Backward {
     const int64_t group = heads_.group(), first_head = row->index_head * group;
     const int64_t kv_head = heads_.kv_head(row->index_head), dim = q.dim(), v_dim = v.dim();
     const auto count = static_cast<int64_t>(row->tokens.size());
-    const bool gradient = params_.d_out != nullptr;
 
     load_heads(q, query, first_head, group, &row->queries);
     scaled_scores(row->queries, k, kv_head, row->tokens, params_.scale, &row->probabilities);
@@ -139,7 +139,7 @@ class Backward {
       double* scores = row->probabilities.data() + h * count;
       for (int64_t t = 0; t < count; ++t) scores[t] = probability(scores[t], lse);
     }
-    if (!gradient) return;
+    if (params_.d_out == nullptr) return;
 
     load_heads(Rows(*params_.d_out), query, first_head, group, &row->d_outputs);
     load_heads(out, query, first_head, group, &s.outputs);

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
+#include <vector>
 
 #include "reference/kl.h"
 #include "reference/parallel.h"

@@ -1,4 +1,6 @@
 // Merges attentions of the same queries over disjoint sets of keys.
+#include <vector>
+
 #include "reference/kl.h"
 #include "reference/parallel.h"
 #include "reference/scores.h"

@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "api/dtype.h"
+#include "api/error.h"
 #include "api/numeric.h"
 #include "api/stages.h"
 
@@ -83,7 +84,10 @@ class Rows {
     for (int64_t d = 0; d < length; ++d) stored[d] = from_float(static_cast<float>(row[d]));
   }
 
-  [[noreturn]] void fail_type() const;
+  [[noreturn]] void fail_type() const {
+    fail(OPENMSA_INTERNAL_ERROR, "backend reference: ", dtype_name(tensor_.dtype),
+         " rows hold no numbers to compute with");
+  }
 
   Tensor tensor_;
   double factor_;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <limits>
 
 #include "api/numeric.h"
 #include "reference_problem.h"
@@ -170,6 +171,30 @@ TEST(ReferenceAttend, ReadsEveryStorageTypeAndStride) {
                 type == OPENMSA_FLOAT16 ? float_to_float16(problem.out[at]) : float_to_bfloat16(problem.out[at]));
     }
   }
+}
+
+// Scores of -inf alone have no mass to share out: the row is as one that sees no key.
+TEST(ReferenceAttend, RowsWithoutMassGiveZero) {
+  Shape shape;
+  shape.tokens_q = 3;
+  shape.dim = 1;
+  Problem problem(shape);
+  std::fill(problem.q.begin(), problem.q.end(), 1.0F);
+  std::fill(problem.k.begin(), problem.k.end(), -INFINITY);
+  problem.run_forward();
+  problem.run_backward();
+  for (const float x : problem.lse) EXPECT_EQ(x, -INFINITY);
+  for (const auto* zeros : {&problem.out, &problem.d_q, &problem.d_k, &problem.d_v}) {
+    for (const float x : *zeros) EXPECT_EQ(x, 0);
+  }
+}
+
+TEST(ReferenceAttend, FaultsInsideParallelLoopsReachTheCaller) {
+  Problem problem(long_shape());
+  reference_backend().select(problem.select_params());
+  AttendParams params = problem.attend_params();
+  params.v.dtype = OPENMSA_INT32;
+  EXPECT_THROW(reference_backend().attend(params), Error);
 }
 
 TEST(ReferenceAttend, StrideZeroSharesARow) {
