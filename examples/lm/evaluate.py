@@ -56,12 +56,23 @@ def late_half(heads: Heads) -> tuple[Heads, Tensor, Tensor]:
 def layer_masses(heads: Heads, config: Config, indices: Tensor | None = None) -> Masses:
     """`heads` of one sequence; `indices` of its late queries, selected here unless given."""
     late, offsets_q, offsets_k = late_half(heads)
-    packing = {"block_size": config.block, "cu_seqlens_q": offsets_q, "cu_seqlens_k": offsets_k}
+    block = config.block
     if indices is None:
-        indices = openmsa.select_blocks(late.index_q, late.index_k, topk=config.topk, **packing)
-    captured, best = openmsa.captured_mass(late.q, late.k, indices, **packing)
+        indices = openmsa.select_blocks(
+            late.index_q,
+            late.index_k,
+            topk=config.topk,
+            block_size=block,
+            cu_seqlens_q=offsets_q,
+            cu_seqlens_k=offsets_k,
+        )
     guess = random_indices(heads, config, torch.Generator().manual_seed(SEED))[:, heads.length // 2 :]
-    random, _ = openmsa.captured_mass(late.q, late.k, guess, **packing)
+    captured, best = openmsa.captured_mass(
+        late.q, late.k, indices, block_size=block, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k
+    )
+    random, _ = openmsa.captured_mass(
+        late.q, late.k, guess, block_size=block, cu_seqlens_q=offsets_q, cu_seqlens_k=offsets_k
+    )
     return Masses(float(captured.mean()), float(random.mean()), float(best.mean()))
 
 
