@@ -227,7 +227,7 @@ TEST(ReferenceSelect, OffsetsOutOfRangeClamp) {
   shape.tokens_k = 90;
   shape.cu_seqlens_q = {-3, 2, 1, 4, 900};
   shape.cu_seqlens_k = {std::numeric_limits<int32_t>::min(), 50, 50, 40, std::numeric_limits<int32_t>::max()};
-  shape.k_starts = {-7, 0, 95, 20};
+  shape.k_starts = {-40, 0, 95, 20};
   Problem problem(shape);
   problem.run_forward();
   EXPECT_EQ(row_of(problem, 0, 1), (Row{0, 1}));    // queries [0, 2), keys [0, 50)
