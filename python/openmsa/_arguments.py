@@ -26,6 +26,8 @@ def integers(operation: str, **values: Any) -> list[int]:
 def _integer(operation: str, name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         try:
+            if isinstance(value, Tensor | np.ndarray):
+                raise TypeError
             value = operator.index(value)
         except TypeError:
             raise InvalidArgumentError(

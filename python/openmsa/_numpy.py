@@ -69,7 +69,7 @@ def _describe(value: Any) -> Any:
     size = dtype.itemsize
     strides = [0] * value.ndim
     for position, stride in enumerate(value.strides):
-        if value.size and value.shape[position] > 1:
+        if value.shape[position] > 1:
             strides[position], rest = divmod(stride, size)
             if rest:
                 return _refusal(f"got a stride of {stride} bytes, expected a multiple of the element size {size}")

@@ -32,7 +32,7 @@ def per_head(q: Any) -> Output:
 
 
 def attention(q: Any, v: Any) -> Output:
-    return Output((axis(q, 0), axis(q, 1), axis(v, len(v.shape) - 1)), None, q)
+    return Output((axis(q, 0), axis(q, 1), axis(v, max(len(v.shape) - 1, 0))), None, q)
 
 
 def combined(outs: Any, lses: Any) -> tuple[Output, Output]:

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 # apache-tvm-ffi imports torch when it is installed, so it is in sys.modules exactly when it is there.
-if "torch" in sys.modules:
+if sys.modules.get("torch") is not None:
     import torch
 
     from ._autograd import eager as eager
@@ -26,11 +26,14 @@ if "torch" in sys.modules:
     _transformed = torch._C._are_functorch_transforms_active
     _grad_enabled = torch.is_grad_enabled
 
-    def plain(*tensors: Any) -> bool:
+    def plain(needed: tuple[Any, ...], *optional: Any) -> bool:
         """Whether this is an eager torch call that nothing observes, on tensors that are what they seem."""
         if _is_compiling() or _dispatch_modes() or _function_modes() or _transformed():
             return False
-        for tensor in tensors:  # noqa: SIM110  (a generator costs more than the loop)
+        for tensor in needed:
+            if type(tensor) not in _PLAIN or tensor.is_neg():
+                return False
+        for tensor in optional:  # noqa: SIM110  (a generator costs more than the loop)
             if tensor is not None and (type(tensor) not in _PLAIN or tensor.is_neg()):
                 return False
         return True
@@ -48,7 +51,7 @@ else:
 
     ops = eager = new = None  # type: ignore[assignment]
 
-    def plain(*tensors: Any) -> bool:
+    def plain(needed: tuple[Any, ...], *optional: Any) -> bool:
         return False
 
     def wants_gradient(*tensors: Any) -> bool:

@@ -26,7 +26,7 @@ def combine(outs: ArrayT, lses: ArrayT) -> tuple[ArrayT, ArrayT]:
         UnsupportedError: the backend cannot do this.
     """
     operators = eager
-    if not plain(outs, lses):
+    if not plain((outs, lses)):
         operators = choose_operators("combine", {"outs": outs, "lses": lses}, {})
     results: Any
     if operators is None:
@@ -70,7 +70,7 @@ def captured_mass(
         UnsupportedError: the backend cannot do this.
     """
     operators = eager
-    if not plain(q, k, indices, cu_seqlens_q, cu_seqlens_k, k_starts):
+    if not plain((q, k, indices), cu_seqlens_q, cu_seqlens_k, k_starts):
         (block_size,) = integers("captured_mass", block_size=block_size)
         scale = number("captured_mass", "scale", scale)
         operators = choose_operators(

@@ -76,7 +76,7 @@ def sparse_attention(
         UnsupportedError: the backend cannot do this, or a second derivative was asked for.
     """
     operators = eager
-    if not plain(q, k, v, indices, cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
+    if not plain((q, k, v, indices), cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
         (block_size,) = integers("sparse_attention", block_size=block_size)
         scale = number("sparse_attention", "scale", scale)
         operators = choose_operators(
@@ -170,7 +170,7 @@ def msa_attention(
             for.
     """
     operators = eager
-    if not plain(q, k, v, index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, kl_out, workspace):
+    if not plain((q, k, v, index_q, index_k), cu_seqlens_q, cu_seqlens_k, k_starts, kl_out, workspace):
         topk, init_blocks, local_blocks, block_size = integers(
             "msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
         )
@@ -220,7 +220,7 @@ def msa_attention(
 
 
 def _check_kl(kl: Any, kl_out: Any, q: Any, operators: Any) -> None:
-    if kl not in _KL_MODES:
+    if not isinstance(kl, str) or kl not in _KL_MODES:
         raise InvalidArgumentError(f"msa_attention: kl: got {kl!r}, expected 'forward', 'backward' or 'off'")
     if kl != "backward":
         if kl_out is not None:

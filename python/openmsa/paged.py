@@ -71,7 +71,7 @@ def paged_select_blocks(
     """
     operators = eager
     arrays: tuple[Any, ...] = (index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
-    if not plain(*arrays, out, lse_out, workspace):
+    if not plain(arrays, out, lse_out, workspace):
         topk, init_blocks, local_blocks = integers(
             "paged_select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
         )
@@ -158,7 +158,7 @@ def paged_sparse_attention(
     k_factor, k_scale_array = cache_scale("paged_sparse_attention", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_sparse_attention", "v_scale", v_scale)
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, indices, block_table, seq_lens, cu_seqlens_q)
-    if not plain(*arrays, k_scale_array, v_scale_array, out, lse_out, workspace):
+    if not plain(arrays, k_scale_array, v_scale_array, out, lse_out, workspace):
         scale = number("paged_sparse_attention", "scale", scale)
         operators = choose_operators(
             "paged_sparse_attention",
@@ -240,7 +240,7 @@ def paged_msa_attention(
     v_factor, v_scale_array = cache_scale("paged_msa_attention", "v_scale", v_scale)
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
     given = (out, lse_out, indices_out)
-    if not plain(*arrays, k_scale_array, v_scale_array, *given, workspace):
+    if not plain(arrays, k_scale_array, v_scale_array, *given, workspace):
         topk, init_blocks, local_blocks = integers(
             "paged_msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
         )
@@ -313,7 +313,7 @@ def paged_append(
     operators = eager
     arrays: tuple[Any, ...] = (k, v, index_k, block_table, seq_lens, cu_seqlens_q)
     caches: tuple[Any, ...] = (k_cache, v_cache, index_k_cache)
-    if not plain(*arrays, *caches, k_scale_array, v_scale_array):
+    if not plain((*arrays, *caches), k_scale_array, v_scale_array):
         operators = choose_operators(
             "paged_append",
             {

@@ -75,7 +75,7 @@ def select_blocks(
         UnsupportedError: the backend cannot do this.
     """
     operators = eager
-    if not plain(index_q, index_k, cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
+    if not plain((index_q, index_k), cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
         topk, init_blocks, local_blocks, block_size = integers(
             "select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
         )

@@ -73,9 +73,10 @@ class Arguments {
   }
 
   int64_t integer(const char* name) {
-    const std::optional<int64_t> value = next().try_cast<int64_t>();
-    if (!value) refuse(operation_, name, "got no integer of 64 bits, expected one");
-    return *value;
+    AnyView value = next();
+    const std::optional<int64_t> number = value.try_cast<int64_t>();
+    if (!number) refuse(operation_, name, "got " + value.GetTypeKey() + ", expected a 64-bit integer");
+    return *number;
   }
 
   int32_t flag(const char*) { return next().cast<bool>() ? 1 : 0; }
@@ -84,7 +85,7 @@ class Arguments {
     AnyView value = next();
     if (value.type_index() == tvm::ffi::TypeIndex::kTVMFFINone) return nullptr;
     const std::optional<double> number = value.try_cast<double>();
-    if (!number) refuse(operation_, name, "got no number, expected one");
+    if (!number) refuse(operation_, name, "got " + value.GetTypeKey() + ", expected a number");
     return hold(*number);
   }
 
@@ -128,17 +129,15 @@ class Arguments {
     }
     tensor->data = static_cast<char*>(source.data) + source.byte_offset;
     tensor->rank = source.ndim;
-    // Strides of a tensor without elements mean nothing; torch leaves zeros there after an expansion.
-    const bool given = source.strides != nullptr &&
-                       std::find(source.shape, source.shape + source.ndim, 0) == source.shape + source.ndim;
     int64_t compact = 1;
     for (int32_t axis = source.ndim - 1; axis >= 0; --axis) {
       if (axis < OPENMSA_MAX_RANK) {
         tensor->shape[axis] = source.shape[axis];
-        tensor->strides[axis] = given ? source.strides[axis] : compact;
+        tensor->strides[axis] = source.strides ? source.strides[axis] : compact;
       }
-      compact *= std::max<int64_t>(source.shape[axis], 1);
+      compact *= source.shape[axis];
     }
+    set_empty_strides(tensor);
   }
 
   void from_bytes(const tvm::ffi::Bytes& bytes, const char* name, openmsa_tensor* tensor) const {
@@ -148,6 +147,18 @@ class Arguments {
     const std::string reason = content.substr(sizeof(openmsa_tensor));
     if (tensor->dtype < 0) refuse(operation_, name, "got type " + reason + kTypes);
     if (!reason.empty()) refuse(operation_, name, reason);
+    set_empty_strides(tensor);
+  }
+
+  // Strides of a tensor without elements mean nothing, and frameworks leave anything there: zeros after an expansion.
+  static void set_empty_strides(openmsa_tensor* tensor) {
+    const int32_t rank = std::min<int32_t>(tensor->rank, OPENMSA_MAX_RANK);
+    if (std::find(tensor->shape, tensor->shape + rank, 0) == tensor->shape + rank) return;
+    int64_t compact = 1;
+    for (int32_t axis = rank - 1; axis >= 0; --axis) {
+      tensor->strides[axis] = compact;
+      compact *= std::max<int64_t>(tensor->shape[axis], 1);
+    }
   }
 
   static std::string type_name(DLDataType type) {

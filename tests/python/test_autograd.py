@@ -1,4 +1,4 @@
-"""All five gradients against dense float64 code, and what training does with them: checkpoints, accumulation, KL modes."""
+"""All five gradients against dense float64 code, and what training does: checkpoints, accumulation, KL modes."""
 
 from __future__ import annotations
 
@@ -161,9 +161,7 @@ def test_kl_backward_writes_the_kl_itself(warmup: bool) -> None:
     (expected.out.sum() + 3.0 * expected.kl).backward()
     problem = make_problem().trainable()
     kl_out = torch.full((), -1.0)
-    result = openmsa.msa_attention(
-        *problem.tensors, **problem.selection, kl="backward", kl_out=kl_out, warmup=warmup
-    )
+    result = openmsa.msa_attention(*problem.tensors, **problem.selection, kl="backward", kl_out=kl_out, warmup=warmup)
     assert float(result.kl) == 0.0
     assert float(kl_out) == -1.0
     (result.out.sum() + 3.0 * result.kl).backward()
@@ -209,7 +207,8 @@ def test_kl_off() -> None:
 
 def test_warmup_ignores_the_selection() -> None:
     problem = make_problem()
-    result = openmsa.msa_attention(*problem.tensors, topk=0, init_blocks=-1, local_blocks=-1, block_size=32, warmup=True)
+    ignored = {"topk": 0, "init_blocks": -1, "local_blocks": -1}
+    result = openmsa.msa_attention(*problem.tensors, **ignored, block_size=32, warmup=True)
     assert result.indices is None
     assert torch.isfinite(result.index_lse).all()
 

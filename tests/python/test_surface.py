@@ -11,8 +11,9 @@ SIGNATURES = {
     f"{SEQUENCES}, return_lse=False, out=None, lse_out=None, workspace=None",
     "sparse_attention": f"q, k, v, indices, *, block_size=128, scale=None, {SEQUENCES}, return_lse=False, "
     "deterministic=False, out=None, lse_out=None, workspace=None",
-    "msa_attention": "q, k, v, index_q, index_k, *, topk=16, block_size=128, init_blocks=0, local_blocks=1, scale=None, "
-    f"index_scale=None, {SEQUENCES}, kl='forward', kl_out=None, warmup=False, deterministic=False, workspace=None",
+    "msa_attention": "q, k, v, index_q, index_k, *, topk=16, block_size=128, init_blocks=0, local_blocks=1, "
+    f"scale=None, index_scale=None, {SEQUENCES}, kl='forward', kl_out=None, warmup=False, "
+    "deterministic=False, workspace=None",
     "paged_select_blocks": "index_q, index_k_cache, block_table, seq_lens, *, cu_seqlens_q, topk=16, init_blocks=0, "
     "local_blocks=1, scale=None, return_lse=False, out=None, lse_out=None, workspace=None",
     "paged_sparse_attention": "q, k_cache, v_cache, indices, block_table, seq_lens, *, cu_seqlens_q, scale=None, "

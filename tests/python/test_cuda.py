@@ -1,0 +1,94 @@
+"""GPU tensors: what the GPU's backend supports equals the CPU, the rest is refused by name."""
+
+from __future__ import annotations
+
+import openmsa
+import pytest
+import torch
+from problems import make_paged, make_problem
+
+
+def gpu_backend_is_there() -> bool:
+    return any(backend["device"] != "cpu" and backend["available"] for backend in openmsa.info()["backends"])
+
+
+pytestmark = pytest.mark.skipif(
+    not (torch.cuda.is_available() and gpu_backend_is_there()),
+    reason="needs an SM90 GPU and a build with the sm90 backend",
+)
+HEADS = (64, 4, 4, 1)
+SHAPE = {"heads": HEADS, "dim": 128, "dim_v": 128, "dim_index": 128, "block_size": 128, "topk": 4}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("lengths", [((700, 700),), ((1, 2049), (300, 300), (0, 5), (130, 1000))])
+def test_select_blocks_equals_the_cpu(dtype: torch.dtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    problem = make_problem(lengths, **SHAPE)
+    index = [x.to(dtype) for x in problem.index]
+    expected = openmsa.select_blocks(*index, **problem.selection, return_lse=True)
+    on_gpu = {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in problem.selection.items()}
+    for _ in range(3):
+        indices, index_lse = openmsa.select_blocks(*(x.cuda() for x in index), **on_gpu, return_lse=True)
+        assert indices.device.type == "cuda"
+        assert torch.equal(indices.cpu(), expected[0])
+        torch.testing.assert_close(index_lse.cpu(), expected[1], rtol=2e-3, atol=2e-3)
+
+
+def test_paged_select_blocks_equals_the_cpu() -> None:
+    problem = make_problem(((3, 400), (1, 1290)), **SHAPE)
+    pages = make_paged(problem)
+    index = (problem.index_q.bfloat16(), pages.index_k_cache.bfloat16())
+    expected = openmsa.paged_select_blocks(*index, **pages.requests, topk=4)
+    requests = {name: x.cuda() for name, x in pages.requests.items()}
+    result = openmsa.paged_select_blocks(*(x.cuda() for x in index), **requests, topk=4)
+    assert torch.equal(result.cpu(), expected)
+
+
+def test_current_stream_and_results_in_place() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    index = [x.bfloat16().cuda() for x in problem.index]
+    expected = openmsa.select_blocks(*index, **problem.selection)
+    out = torch.zeros_like(expected)
+    size = openmsa.workspace_size("select_blocks", *index, **problem.selection)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        assert openmsa.select_blocks(*index, **problem.selection, out=out, workspace=workspace) is out
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_graph_capture_and_replay() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    index = [x.bfloat16().cuda() for x in problem.index]
+    out = torch.zeros(4, 700, 4, dtype=torch.int32, device="cuda")
+    size = openmsa.workspace_size("select_blocks", *index, **problem.selection)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    arguments = {**problem.selection, "out": out, "workspace": workspace}
+    openmsa.select_blocks(*index, **arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        openmsa.select_blocks(*index, **arguments)
+    index[0].copy_(index[0].flip(0))
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, openmsa.select_blocks(*index, **problem.selection))
+
+
+def test_mixed_devices_are_refused() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    with pytest.raises(openmsa.InvalidArgumentError, match="index_k"):
+        openmsa.select_blocks(problem.index_q.bfloat16().cuda(), problem.index_k.bfloat16(), block_size=128)
+
+
+def test_float32_is_refused_by_name() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    with pytest.raises(openmsa.Error, match="index_q"):
+        openmsa.select_blocks(*(x.cuda() for x in problem.index), **problem.selection)
+
+
+def test_block_size_32_is_refused_by_name() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    with pytest.raises(openmsa.UnsupportedError, match="block_size"):
+        openmsa.select_blocks(*(x.bfloat16().cuda() for x in problem.index), topk=4, block_size=32)
