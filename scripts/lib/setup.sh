@@ -5,7 +5,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 cd "$root"
 
 export DEBIAN_FRONTEND=noninteractive
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1 PIP_PROGRESS_BAR=off
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
+# On a terminal pip shows its progress.
+[ -t 1 ] || export PIP_QUIET=1
 export CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-$(nproc)}"
 # Waiting threads sleep: spinning ones take the cores from the other processes of a step.
 export OMP_WAIT_POLICY=passive
@@ -66,11 +68,11 @@ install_requirements() {
   [ -e "$stamp" ] && return
   [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
   echo "installing $* (PyTorch is a download of several GB)"
-  retry "$venv/bin/pip" install --quiet "${files[@]/#/--requirement=}"
+  retry "$venv/bin/pip" install "${files[@]/#/--requirement=}"
   touch "$stamp"
 }
 
 # The package of this checkout, built again when sources changed.
 install_openmsa() {
-  "$venv/bin/pip" install --quiet --no-build-isolation --no-deps --force-reinstall "$root"
+  "$venv/bin/pip" install --no-build-isolation --no-deps --force-reinstall "$root"
 }
