@@ -57,6 +57,14 @@ def cache_scale(operation: str, name: str, value: Any) -> tuple[float | None, An
     return number(operation, name, value), None
 
 
+def all_given(workspace: Any, *results: Any) -> bool:
+    """Whether the call is to run and the caller brought every result that it writes."""
+    for result in results:
+        if result is None:
+            return False
+    return workspace is not PLAN_ONLY
+
+
 def choose_operators(operation: str, needed: Mapping[str, Any], optional: Mapping[str, Any]) -> Any:
     """torch's operators, or None for numpy arrays. Refuses, by name, what is missing, mixed or no array."""
     first = next(iter(needed.values()))

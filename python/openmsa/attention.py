@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _shapes
-from ._arguments import PLAN_ONLY, choose_operators, integers, number
+from ._arguments import PLAN_ONLY, all_given, choose_operators, integers, number
 from ._call import Plan, run
 from ._torch import eager, plain, wants_gradient
 from ._types import ArrayT, MsaResult
@@ -98,6 +98,8 @@ def sparse_attention(
                     "torch.no_grad() (results written in place have no gradient)"
                 )
         out, lse_out = operators.sparse_attention_workspace(*inputs, bool(deterministic), bool(return_lse), workspace)
+    elif operators is not None and all_given(workspace, out, lse_out if return_lse else out):
+        operators.sparse_attention_out(*inputs, workspace, out, lse_out)
     else:
         lse = _shapes.per_head(q) if return_lse or lse_out is not None else None
         plan = Plan("sparse_attention", inputs, (_shapes.attention(q, v), lse), (out, lse_out))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _numpy, _shapes
-from ._arguments import PLAN_ONLY, cache_scale, choose_operators, integers, number
+from ._arguments import PLAN_ONLY, all_given, cache_scale, choose_operators, integers, number
 from ._call import Plan, run
 from ._torch import eager, plain
 from ._types import ArrayT, CacheScale, MsaResult
@@ -87,6 +87,8 @@ def paged_select_blocks(
     inputs: tuple[Any, ...] = (*arrays, topk, init_blocks, local_blocks, scale)
     if operators is not None and out is None and lse_out is None and workspace is None:
         out, lse_out = operators.paged_select_blocks(*inputs, bool(return_lse))
+    elif operators is not None and all_given(workspace, out, lse_out if return_lse else out):
+        operators.paged_select_blocks_out(*inputs, workspace, out, lse_out)
     else:
         lse = _shapes.per_head(index_q) if return_lse or lse_out is not None else None
         plan = Plan("paged_select_blocks", inputs, (_shapes.indices(index_q, topk), lse), (out, lse_out))
@@ -174,6 +176,8 @@ def paged_sparse_attention(
     inputs: tuple[Any, ...] = (*arrays, scale, k_factor, k_scale_array, v_factor, v_scale_array)
     if operators is not None and out is None and lse_out is None and workspace is None:
         out, lse_out = operators.paged_sparse_attention(*inputs, bool(return_lse))
+    elif operators is not None and all_given(workspace, out, lse_out if return_lse else out):
+        operators.paged_sparse_attention_out(*inputs, workspace, out, lse_out)
     else:
         lse = _shapes.per_head(q) if return_lse or lse_out is not None else None
         plan = Plan("paged_sparse_attention", inputs, (_shapes.attention(q, v_cache), lse), (out, lse_out))
@@ -239,7 +243,7 @@ def paged_msa_attention(
     k_factor, k_scale_array = cache_scale("paged_msa_attention", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_msa_attention", "v_scale", v_scale)
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
-    given = (out, lse_out, indices_out)
+    given: tuple[Any, ...] = (out, lse_out, indices_out)
     if not plain(arrays, k_scale_array, v_scale_array, *given, workspace):
         topk, init_blocks, local_blocks = integers(
             "paged_msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
@@ -263,6 +267,9 @@ def paged_msa_attention(
     results: Any
     if operators is not None and out is None and lse_out is None and indices_out is None and workspace is None:
         results = operators.paged_msa_attention(*inputs)
+    elif operators is not None and all_given(workspace, *given):
+        operators.paged_msa_attention_out(*inputs, workspace, *given)
+        results = given
     else:
         outputs = (_shapes.attention(q, v_cache), _shapes.per_head(q), _shapes.indices(index_q, topk))
         plan = Plan("paged_msa_attention", inputs, outputs, given)

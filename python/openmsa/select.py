@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, overload
 
 from . import _shapes
-from ._arguments import PLAN_ONLY, choose_operators, integers, number
+from ._arguments import PLAN_ONLY, all_given, choose_operators, integers, number
 from ._call import Plan, run
 from ._torch import eager, plain
 from ._types import ArrayT
@@ -93,6 +93,8 @@ def select_blocks(
     )  # fmt: skip
     if operators is not None and out is None and lse_out is None and workspace is None:
         out, lse_out = operators.select_blocks(*inputs, bool(return_lse))
+    elif operators is not None and all_given(workspace, out, lse_out if return_lse else out):
+        operators.select_blocks_out(*inputs, workspace, out, lse_out)
     else:
         lse = _shapes.per_head(index_q) if return_lse or lse_out is not None else None
         plan = Plan("select_blocks", inputs, (_shapes.indices(index_q, topk), lse), (out, lse_out))
