@@ -16,6 +16,20 @@ namespace {
   fail_unsupported(stage, ": not supported by backend ", backend.name());
 }
 
+// Whether `wanted` holds for a part of the comma-separated list.
+template <typename Wanted>
+bool find_part(std::string_view list, const Wanted& wanted) {
+  while (!list.empty()) {
+    const size_t comma = std::min(list.find(','), list.size());
+    std::string_view part = list.substr(0, comma);
+    while (!part.empty() && part.front() == ' ') part.remove_prefix(1);
+    while (!part.empty() && part.back() == ' ') part.remove_suffix(1);
+    if (!part.empty() && wanted(part)) return true;
+    list.remove_prefix(std::min(comma + 1, list.size()));
+  }
+  return false;
+}
+
 std::string backend_names() {
   std::string names;
   for (const Backend* backend : backends()) names += join(names.empty() ? "" : ", ", backend->name());
@@ -45,17 +59,17 @@ std::span<const Backend* const> backends() {
   return kBackends;
 }
 
-std::vector<std::string_view> comma_separated(std::string_view left) {
-  std::vector<std::string_view> names;
-  while (!left.empty()) {
-    const size_t comma = std::min(left.find(','), left.size());
-    std::string_view name = left.substr(0, comma);
-    while (!name.empty() && name.front() == ' ') name.remove_prefix(1);
-    while (!name.empty() && name.back() == ' ') name.remove_suffix(1);
-    if (!name.empty()) names.push_back(name);
-    left.remove_prefix(std::min(comma + 1, left.size()));
-  }
-  return names;
+std::vector<std::string_view> comma_separated(std::string_view list) {
+  std::vector<std::string_view> parts;
+  find_part(list, [&](std::string_view part) {
+    parts.push_back(part);
+    return false;
+  });
+  return parts;
+}
+
+bool has_operation(const Backend& backend, std::string_view operation) {
+  return find_part(backend.operations(), [&](std::string_view part) { return part == operation; });
 }
 
 const Backend& choose_backend(openmsa_device_type device) {
@@ -80,9 +94,7 @@ const Backend& choose_backend(openmsa_device_type device) {
 
 const Backend& choose_backend(const char* operation, const Arguments& arguments) {
   const Backend& backend = choose_backend(arguments.device());
-  for (std::string_view name : comma_separated(backend.operations())) {
-    if (name == operation) return backend;
-  }
+  if (has_operation(backend, operation)) return backend;
   fail_unsupported(operation, ": not supported by backend ", backend.name(), " on ", device_name(arguments.device()),
                    " tensors; it supports: ", backend.operations());
 }

@@ -1,4 +1,5 @@
 // The C interface: each function is the C++ one behind a status and a message of the calling thread.
+#include <cstring>
 #include <new>
 #include <string>
 
@@ -53,7 +54,8 @@ int64_t workspace_size_of(const void* args) {
   return bytes;
 }
 
-int64_t workspace_size_of(openmsa_operation operation, const void* args) {
+// `operation` as a number: C callers can pass any, and reading one outside the enumeration as such is undefined.
+int64_t workspace_size_of(int operation, const void* args) {
   switch (operation) {
     case OPENMSA_SELECT_BLOCKS:
       return workspace_size_of<openmsa_select_blocks_args>(args);
@@ -78,7 +80,14 @@ int64_t workspace_size_of(openmsa_operation operation, const void* args) {
     case OPENMSA_PAGED_APPEND:
       return workspace_size_of<openmsa_paged_append_args>(args);
   }
-  openmsa::fail_argument("operation: got ", static_cast<int64_t>(operation), ", expected an openmsa_operation");
+  openmsa::fail_argument("operation: got ", operation, ", expected an openmsa_operation");
+}
+
+int number_of(const openmsa_operation& operation) {
+  static_assert(sizeof(openmsa_operation) == sizeof(int));
+  int number = 0;
+  std::memcpy(&number, &operation, sizeof(number));
+  return number;
 }
 
 #define OPENMSA_STRINGIFY(value) #value
@@ -122,7 +131,7 @@ openmsa_status openmsa_paged_append(const openmsa_paged_append_args* args) { ret
 openmsa_status openmsa_workspace_size(openmsa_operation operation, const void* args, int64_t* bytes) {
   return guarded([&] {
     if (bytes == nullptr) openmsa::fail_argument("bytes: missing (null)");
-    *bytes = workspace_size_of(operation, args);
+    *bytes = workspace_size_of(number_of(operation), args);
   });
 }
 

@@ -93,6 +93,8 @@ static void select_and_attend(void) {
   int64_t bytes = -1;
   CHECK(openmsa_workspace_size(OPENMSA_SPARSE_ATTENTION, &attend, &bytes) == OPENMSA_OK);
   CHECK(bytes >= 0);
+  CHECK(openmsa_workspace_size((openmsa_operation)1000, &attend, &bytes) == OPENMSA_INVALID_ARGUMENT);
+  CHECK(strncmp(openmsa_last_error(), "operation: got 1000", 19) == 0);
 
   const double negative = -1;
   attend.scale = &negative;

@@ -1,12 +1,13 @@
 // The choice of the backend, settings, openmsa_info, the C functions around the operations and the public headers.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <set>
 #include <thread>
 
@@ -109,12 +110,14 @@ TEST(Backends, AStageThatIsLeftOutFailsByName) {
   EXPECT_EQ(bare.workspace(SelectParams{}), 0);
   EXPECT_NO_THROW(bare.check(SelectParams{}));
   EXPECT_EQ(comma_separated(bare.operations()), (std::vector<std::string_view>{"select_blocks", "combine"}));
+  EXPECT_TRUE(has_operation(bare, "combine"));
+  EXPECT_FALSE(has_operation(bare, "select"));
+  EXPECT_FALSE(has_operation(bare, ""));
 }
 
 TEST(Backends, TheReferenceHasEveryOperation) {
   for (const char* operation : kOperationNames) {
-    const auto names = comma_separated(reference_backend().operations());
-    EXPECT_NE(std::find(names.begin(), names.end(), operation), names.end()) << operation;
+    EXPECT_TRUE(has_operation(reference_backend(), operation)) << operation;
   }
 }
 
@@ -243,8 +246,8 @@ TEST(Version, IsThatOfTheHeader) {
 
 // The public headers know neither frameworks nor GPU toolkits, comments included.
 TEST(PublicHeaders, NameNoFramework) {
-  const std::regex forbidden("cuda|nvidia|hopper|torch|numpy|python|tensorflow|jax|dlpack|tvm|cutlass",
-                             std::regex::icase);
+  const std::array<std::string, 11> forbidden = {"cuda",       "nvidia", "hopper", "torch", "numpy",  "python",
+                                                 "tensorflow", "jax",    "dlpack", "tvm",   "cutlass"};
   const std::set<std::string> allowed_includes = {"<stdint.h>",  "<cstdint>", "<initializer_list>",
                                                   "<stdexcept>", "<string>",  "\"openmsa/openmsa.h\""};
   int headers = 0;
@@ -253,7 +256,11 @@ TEST(PublicHeaders, NameNoFramework) {
     ++headers;
     std::ifstream file(entry.path());
     for (std::string line; std::getline(file, line);) {
-      EXPECT_FALSE(std::regex_search(line, forbidden)) << entry.path() << ": " << line;
+      std::string lower = line;
+      for (char& character : lower) character = static_cast<char>(std::tolower(static_cast<unsigned char>(character)));
+      for (const std::string& word : forbidden) {
+        EXPECT_EQ(lower.find(word), std::string::npos) << entry.path() << ": " << line;
+      }
       if (line.rfind("#include ", 0) != 0) continue;
       EXPECT_TRUE(allowed_includes.count(line.substr(9)) != 0) << line;
     }
