@@ -501,7 +501,7 @@ DataType dtype_of(const Case& c, TensorId tensor) {
 }
 
 HostTensor make_input(const Case& c, TensorId tensor, bool poisoned) {
-  HostTensor result = make_output(c, tensor, kFill);
+  HostTensor result = make_host_tensor(dtype_of(c, tensor), shape_of(c, tensor), strides_of(c, tensor), kFill);
   if (tensor == TensorId::indices) {
     fill_caller_selection(c, &result);
     return result;
@@ -533,7 +533,10 @@ HostTensor make_input(const Case& c, TensorId tensor, bool poisoned) {
 }
 
 HostTensor make_output(const Case& c, TensorId tensor, unsigned char fill) {
-  return make_host_tensor(dtype_of(c, tensor), shape_of(c, tensor), strides_of(c, tensor), fill);
+  // An output must not overlap itself.
+  const std::vector<int64_t> strides =
+      c.layout == "zero_stride" && shape_of(c, tensor).size() == 3 ? std::vector<int64_t>{} : strides_of(c, tensor);
+  return make_host_tensor(dtype_of(c, tensor), shape_of(c, tensor), strides, fill);
 }
 
 HostTensor make_int32(const std::vector<int32_t>& values) {

@@ -1,6 +1,8 @@
-"""What openmsa computes, once more: float64 numpy on dense masks, written from the definition alone. Every function takes
-float64 arrays in the library's shapes (caches already decoded) and `sequences`, a list of (first query row, n_q, rows of
-the keys by position, -1 where a key is invisible). Small problems only: masks are [queries, keys]."""
+"""What openmsa computes, once more: float64 numpy on dense masks, written from the definition alone.
+
+Every function takes float64 arrays in the library's shapes (caches already decoded) and `sequences`, a list of (first
+query row, n_q, rows of the keys by position, -1 where a key is invisible). Small problems only: masks are
+[queries, keys]."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -233,7 +235,7 @@ def backward(
     index: tuple[Array, Array, float] | None = None,
     d_kl: float = 0.0,
 ) -> Gradients:
-    """Gradients of <out, d_out> in q, k, v, and of d_kl * KL (teacher detached) in index = (index_q, index_k, scale)."""
+    """Gradients of <out, d_out> in q, k, v, and of d_kl * KL (teacher detached) in index: (index_q, index_k, scale)."""
     tokens, hq, _ = q.shape
     group, per = hq // index_heads, hq // k.shape[-2]
     keys, vals = flat(k), flat(v)
@@ -317,9 +319,9 @@ def combine(outs: Array, lses: Array) -> tuple[Array, Array]:
 
 
 def store_e4m3(x: Array, factor: float) -> Array:
-    """Nearest float8 e4m3 of x / factor, ties to even, saturated at 448."""
-    scaled = np.clip(x / factor, -448.0, 448.0)
-    return scaled.astype(np.float32).astype(ml_dtypes.float8_e4m3fn)
+    """Nearest float8 e4m3 of the float32 quotient x / factor, ties to even, saturated at 448."""
+    quotient = x.astype(np.float32) / np.float32(factor)
+    return np.clip(quotient, -448.0, 448.0).astype(ml_dtypes.float8_e4m3fn)
 
 
 def append_targets(
