@@ -15,7 +15,7 @@ using Tensor = ::openmsa_tensor;
 using Status = ::openmsa_status;
 using DataType = ::openmsa_dtype;
 
-class Error : public std::runtime_error {
+class OPENMSA_API Error : public std::runtime_error {
  public:
   Error(Status status, const std::string& message) : std::runtime_error(message), status_(status) {}
   Status status() const noexcept { return status_; }
