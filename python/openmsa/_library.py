@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,13 @@ def _load() -> Any:
     for kind in ("InvalidArgumentError", "UnsupportedError", "OutOfMemoryError", "DeviceError", "InternalError"):
         tvm_ffi.register_error(f"openmsa.{kind}", getattr(errors, kind))
     override = os.environ.get("OPENMSA_LIBRARY_DIR")
-    folder = Path(override) if override else Path(__file__).parent / "_lib"
-    path = folder / "libopenmsa_ffi.so"
-    if not path.is_file():
-        hint = "OPENMSA_LIBRARY_DIR names its folder" if override else "the package has no libraries"
-        raise ImportError(f"openmsa: {path} does not exist ({hint})")
-    return tvm_ffi.load_module(str(path))
+    # An editable install keeps the libraries in another folder of the package's path than its sources.
+    folders = [Path(override)] if override else [Path(root) / "_lib" for root in sys.modules[__package__].__path__]
+    found = [folder / "libopenmsa_ffi.so" for folder in folders if (folder / "libopenmsa_ffi.so").is_file()]
+    if not found:
+        where = "OPENMSA_LIBRARY_DIR" if override else "the package"
+        raise ImportError(f"openmsa: {where} has no libopenmsa_ffi.so; looked in {', '.join(map(str, folders))}")
+    return tvm_ffi.load_module(str(found[0]))
 
 
 binding: Any = _load()
