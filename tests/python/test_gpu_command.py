@@ -1,4 +1,4 @@
-"""scripts/gpu: what it refuses, what it counts, how a bundle stays small. No GPU is needed."""
+"""scripts/gpu and the gate of CUDA compilations: what they refuse and count, how a bundle stays small. Needs no GPU."""
 
 import importlib.machinery
 import importlib.util
@@ -131,3 +131,28 @@ def test_the_bundle_of_this_checkout_is_small() -> None:
         pytest.skip("no .bundle/ here; `scripts/gpu pack` makes one")
     gpu = load()
     assert gpu.folder_size(ROOT / ".bundle") < gpu.BUNDLE_LIMIT
+
+
+@pytest.mark.parametrize(
+    ("report", "status"),
+    [
+        ("    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", 0),
+        ("    8 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads", 1),
+        ("    0 bytes stack frame, 120 bytes spill stores, 0 bytes spill loads", 1),
+        ("    0 bytes stack frame, 0 bytes spill stores, 4 bytes spill loads", 1),
+        ("ptxas info : (C7508) setmaxnreg ignored", 1),
+        ("ptxas info : (C7510) Potential Performance Loss", 1),
+        ("ptxas info : (C7520) Potential Performance Loss", 1),
+    ],
+)
+def test_the_compile_gate_reads_the_assembler(report: str, status: int) -> None:
+    gate = ROOT / "src" / "cuda" / "compile_gate.sh"
+    result = subprocess.run(["sh", str(gate), "echo", report], capture_output=True, text=True, check=False)
+    assert result.returncode == status
+    assert report in result.stdout
+
+
+def test_the_compile_gate_keeps_the_compilers_status() -> None:
+    gate = ROOT / "src" / "cuda" / "compile_gate.sh"
+    result = subprocess.run(["sh", str(gate), "sh", "-c", "exit 7"], capture_output=True, text=True, check=False)
+    assert result.returncode == 7
