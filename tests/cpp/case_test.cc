@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -296,6 +299,58 @@ TEST(CaseTable, InputsHaveTheSameBitsAsInPython) {
       EXPECT_EQ(checksum(make_input(c, tensor_named(name), true)), want) << c.name << " " << name;
     }
   }
+}
+
+const Case& case_named(const std::string& name) {
+  for (const Case& c : case_table()) {
+    if (c.name == name) return c;
+  }
+  throw std::runtime_error("no case is named " + name);
+}
+
+// The margin rule takes nothing but near ties: each of these changes of a right selection is wrong.
+TEST(CaseCompare, WrongSelectionsAreSeen) {
+  for (const char* name : {"ties_bf16", "forced_topk8_init3_local2", "topk_16"}) {
+    const Case& c = case_named(name);
+    const Inputs host(c, cpu_memory(), input_images(c, false));
+    HostTensor want = select({.in = host, .direct = &reference_backend()}).at("indices");
+    const Tensor view = want.tensor();
+    const SelectParams params = select_params(host, &view, nullptr);
+    const auto is_valid = [&](const std::vector<std::pair<int64_t, int64_t>>& changes) {
+      HostTensor got = want;
+      for (const auto& [slot, block] : changes)
+        std::memcpy(got.element(0, 2, slot), std::array{static_cast<int32_t>(block)}.data(), 4);
+      return static_cast<bool>(valid_selection(got, want, params, selection_margin(host)));
+    };
+    const std::vector<int64_t> blocks = decode_blocks(want);
+    const int64_t* row = blocks.data() + 2 * c.topk;
+    int64_t left_out = 0;
+    while (std::find(row, row + c.topk, left_out) != row + c.topk) ++left_out;
+    EXPECT_TRUE(is_valid({}));
+    EXPECT_FALSE(is_valid({{0, row[1]}, {1, row[0]}})) << "two blocks change places in " << name;
+    EXPECT_FALSE(is_valid({{0, row[1]}})) << "a block repeats in " << name;
+    EXPECT_FALSE(is_valid({{0, -1}})) << "a slot is empty in " << name;
+    EXPECT_FALSE(is_valid({{c.topk - 1, left_out}})) << "the own block is missing in " << name;
+    EXPECT_FALSE(is_valid({{0, left_out}})) << "a better block is left out in " << name;
+    EXPECT_FALSE(is_valid({{0, 1000000}})) << "a block is beyond the visible ones in " << name;
+  }
+}
+
+TEST(CaseCompare, WrongNumbersAreSeen) {
+  HostTensor want = make_host_tensor(OPENMSA_FLOAT32, {2, 2}, {}, kFill);
+  const float values[] = {1.0F, -2.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
+  std::memcpy(want.element(0, 0), values, sizeof(values));
+  const auto is_close = [&](int64_t row, int64_t column, float value) {
+    HostTensor got = want;
+    std::memcpy(got.element(row, column), &value, sizeof(value));
+    return static_cast<bool>(close(got, want, 1e-3));
+  };
+  EXPECT_TRUE(is_close(0, 0, 1.001F));
+  EXPECT_FALSE(is_close(0, 0, 1.01F));
+  EXPECT_FALSE(is_close(0, 0, values[3]));
+  EXPECT_FALSE(is_close(1, 0, 1e30F));
+  EXPECT_FALSE(is_close(1, 0, -values[2]));
+  EXPECT_FALSE(is_close(1, 1, 0.0F));
 }
 
 // A guard that sees nothing would make every test above weaker.

@@ -272,7 +272,7 @@ def backward(
                 terms = teacher * (np.log(teacher) - (z - student_lse[:, None]))
                 kl += np.where(mask & ~(teacher == 0), terms, 0.0).sum()
             student = probabilities(z, student_lse)
-            dz = np.where(mask, (student - teacher) * (d_kl / (index_heads * tokens)), 0.0)
+            dz = np.where(mask, (student - teacher) * (d_kl / max(index_heads * tokens, 1)), 0.0)
             diq[queries, r] += index_scale * weighted_sum(dz, ik[rows, r // index_per], mask)
             np.add.at(dik[:, r // index_per], rows, index_scale * weighted_sum(dz.T, iq[queries, r], mask.T))
     mean = kl / (index_heads * tokens) if tokens else 0.0
