@@ -1,8 +1,9 @@
-"""Without torch only the tests that need none are collected."""
+"""Without torch only the tests that need none are collected; OPENMSA_TEST_NO_TORCH leaves the others out where it is."""
 
 import importlib.util
+import os
 
-HAVE_TORCH = importlib.util.find_spec("torch") is not None
+HAVE_TORCH = importlib.util.find_spec("torch") is not None and not os.environ.get("OPENMSA_TEST_NO_TORCH")
 
 NEEDS_TORCH = "autograd compile cuda errors operators torch"
 

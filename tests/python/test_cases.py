@@ -12,9 +12,9 @@ import numpy as np
 import oracle
 import pytest
 from case_inputs import Array, Case, load_cases
+from conftest import HAVE_TORCH
 
 openmsa = pytest.importorskip("openmsa")
-HAVE_TORCH = importlib.util.find_spec("torch") is not None
 
 CASES = [c for c in load_cases() if "reduced" in c["tags"] or os.environ.get("OPENMSA_CASES_REDUCED", "0") in ("", "0")]
 # The oracle's masks make large problems slow; C++ runs them too.
