@@ -61,9 +61,10 @@ typedef struct openmsa_tensor {
   int32_t device_index;              /* 0 for the CPU */
 } openmsa_tensor;
 
-/* Packed sequences. All null = one sequence. cu_seqlens_q and cu_seqlens_k come together: int32 [B+1], not falling, from
- * 0 on, ending at Tq and Tk. With k_starts (int32 [B]) sequence b's keys are [k_starts[b], cu_seqlens_k[b+1]), so that
- * sequences may share keys. Query i of a sequence with n_q queries and n_k keys sees its keys j <= n_k - n_q + i. */
+/* Packed sequences. All null = one sequence. cu_seqlens_q and cu_seqlens_k come together: int32 [B+1], not falling,
+ * from 0 on, ending at Tq and Tk. With k_starts (int32 [B]) sequence b's keys are [k_starts[b], cu_seqlens_k[b+1]), so
+ * that sequences may share keys. Query i of a sequence with n_q queries and n_k keys sees its keys j <= n_k - n_q + i.
+ */
 typedef struct openmsa_sequences {
   const openmsa_tensor* cu_seqlens_q;
   const openmsa_tensor* cu_seqlens_k;
@@ -92,7 +93,8 @@ typedef struct openmsa_execution {
   const openmsa_tensor* workspace; /* uint8 [bytes] on the call's device, or null: the call allocates what it needs */
 } openmsa_execution;
 
-/* ---- Operations. In each structure outputs come last; "optional" pointers may be null. ---------------------------- */
+/* ---- Operations. In each structure outputs come last; "optional" pointers may be null. ----------------------------
+ */
 
 typedef struct openmsa_select_blocks_args {
   const openmsa_tensor* index_q; /* [Tq, Hi, Di]; float32, float16, bfloat16, or both float8_e4m3 */
@@ -102,9 +104,9 @@ typedef struct openmsa_select_blocks_args {
   int64_t block_size;  /* 128 or 64; 32 on the CPU only */
   const double* scale; /* null = 1/sqrt(Di); finite and > 0 */
   openmsa_execution execution;
-  const openmsa_tensor* indices;   /* out [Hi, Tq, topk] int32 or int64: block numbers within the sequence's keys. Scored
-                                      blocks by score descending, equal ones by lower number, then the forced local blocks
-                                      ascending, then -1 */
+  const openmsa_tensor* indices; /* out [Hi, Tq, topk] int32 or int64: block numbers within the sequence's keys. Scored
+                                    blocks by score descending, equal ones by lower number, then the forced local blocks
+                                    ascending, then -1 */
   const openmsa_tensor* index_lse; /* optional out [Hi, Tq] float32: natural log-sum-exp of the scaled index scores over
                                       the visible tokens of the selected blocks; -inf for a query that sees no key */
 } openmsa_select_blocks_args;
@@ -113,8 +115,8 @@ typedef struct openmsa_sparse_attention_args {
   const openmsa_tensor* q;       /* [Tq, Hq, D]; float32, float16 or bfloat16 */
   const openmsa_tensor* k;       /* [Tk, Hkv, D], same type */
   const openmsa_tensor* v;       /* [Tk, Hkv, Dv], same type */
-  const openmsa_tensor* indices; /* [Hi, Tq, topk] int32 or int64, any order, any strides; entries < 0 or beyond the visible
-                                    blocks are ignored and a repeated block counts once */
+  const openmsa_tensor* indices; /* [Hi, Tq, topk] int32 or int64, any order, any strides; entries < 0 or beyond the
+                                    visible blocks are ignored and a repeated block counts once */
   openmsa_sequences sequences;
   int64_t block_size;
   const double* scale; /* null = 1/sqrt(D); finite and > 0 */
@@ -149,15 +151,16 @@ typedef struct openmsa_msa_attention_args {
   const openmsa_tensor* lse;       /* out [Hq, Tq] float32 */
   const openmsa_tensor* indices;   /* out [Hi, Tq, topk] int32; null exactly with warmup */
   const openmsa_tensor* index_lse; /* optional out [Hi, Tq] float32 */
-  const openmsa_tensor* kl;        /* optional out [] float32: sum over queries and index heads of KL(teacher || student), over
-                                      Hi Tq. Exact when the call returns; costs another QK^T. Needs index_lse */
+  const openmsa_tensor* kl; /* optional out [] float32: sum over queries and index heads of KL(teacher || student), over
+                               Hi Tq. Exact when the call returns; costs another QK^T. Needs index_lse */
 } openmsa_msa_attention_args;
 
 typedef struct openmsa_msa_attention_backward_args {
-  const openmsa_tensor *q, *k, *v, *index_q, *index_k;  /* as given to the forward call */
-  const openmsa_tensor *out, *lse, *indices, *index_lse; /* as the forward call returned them; indices null with warmup */
-  const openmsa_tensor* d_out;                           /* optional [Tq, Hq, Dv]: null = no gradient through out */
-  const openmsa_tensor* d_kl;                            /* optional [] float32: upstream gradient of kl; null = none */
+  const openmsa_tensor *q, *k, *v, *index_q, *index_k; /* as given to the forward call */
+  const openmsa_tensor *out, *lse, *indices,
+      *index_lse;              /* as the forward call returned them; indices null with warmup */
+  const openmsa_tensor* d_out; /* optional [Tq, Hq, Dv]: null = no gradient through out */
+  const openmsa_tensor* d_kl;  /* optional [] float32: upstream gradient of kl; null = none */
   openmsa_sequences sequences;
   int64_t block_size;
   const double* scale;
@@ -231,8 +234,9 @@ typedef struct openmsa_captured_mass_args {
   int64_t block_size;
   const double* scale;
   openmsa_execution execution;
-  const openmsa_tensor* share; /* out [Hi, Tq] float32: head-mean dense probability inside the row's valid distinct blocks */
-  const openmsa_tensor* best;  /* out [Hi, Tq] float32: the most that as many blocks could hold; both 0 without keys */
+  const openmsa_tensor*
+      share; /* out [Hi, Tq] float32: head-mean dense probability inside the row's valid distinct blocks */
+  const openmsa_tensor* best; /* out [Hi, Tq] float32: the most that as many blocks could hold; both 0 without keys */
 } openmsa_captured_mass_args;
 
 /* Writes each request's new rows at its last n_q positions (seq_lens counts them). */
@@ -281,8 +285,8 @@ OPENMSA_API openmsa_status openmsa_workspace_size(openmsa_operation operation, c
 OPENMSA_API openmsa_status openmsa_set_workspace_limit(int64_t bytes);
 OPENMSA_API int64_t openmsa_workspace_limit(void);
 
-/* Nonzero: GPU calls also validate the values of offsets, lengths and tables, as the CPU always does; this waits for the
- * GPU. Off by default. */
+/* Nonzero: GPU calls also validate the values of offsets, lengths and tables, as the CPU always does; this waits for
+ * the GPU. Off by default. */
 OPENMSA_API void openmsa_set_check_inputs(int32_t enabled);
 OPENMSA_API int32_t openmsa_check_inputs(void);
 

@@ -13,9 +13,9 @@ namespace openmsa {
 // Which keys each query sees. Contiguous operations: cu_seqlens_* and k_starts, null when absent. Paged operations:
 // block_table, seq_lens and cu_seqlens_q, never null (batch 0 excepted).
 struct SequenceLayout {
-  int64_t batch = 1;    // sequences or requests
-  int64_t tokens_q = 0; // Tq
-  int64_t tokens_k = 0; // Tk; pages * block_size for paged operations
+  int64_t batch = 1;                      // sequences or requests
+  int64_t tokens_q = 0;                   // Tq
+  int64_t tokens_k = 0;                   // Tk; pages * block_size for paged operations
   const int32_t* cu_seqlens_q = nullptr;  // [batch + 1]
   const int32_t* cu_seqlens_k = nullptr;  // [batch + 1]
   const int32_t* k_starts = nullptr;      // [batch]
@@ -23,8 +23,8 @@ struct SequenceLayout {
   const int32_t* block_table = nullptr;  // [batch, max_pages]
   int64_t block_table_stride = 0;        // elements between rows
   int64_t max_pages = 0;
-  int64_t pages = 0;                    // in the pool; entries outside [0, pages) are invisible
-  const int32_t* seq_lens = nullptr;    // [batch]
+  int64_t pages = 0;                  // in the pool; entries outside [0, pages) are invisible
+  const int32_t* seq_lens = nullptr;  // [batch]
 };
 
 // A factor of a float8 cache: `device_value` (one float32 on the call's device) when not null, else `value`.
@@ -122,13 +122,14 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   virtual ~Backend() = default;
 
-  virtual const char* name() const = 0;              // "reference", "cpu", "sm90"
+  virtual const char* name() const = 0;  // "reference", "cpu", "sm90"
   virtual openmsa_device_type device() const = 0;
-  virtual bool available() const = 0;                // this machine can run it
-  // Comma-separated operations of openmsa.h (without "openmsa_", backward ones included) that it has the stages for. The
-  // api refuses every other operation by name.
+  virtual bool available() const = 0;  // this machine can run it
+  // Comma-separated operations of openmsa.h (without "openmsa_", backward ones included) that it has the stages for.
+  // The api refuses every other operation by name.
   virtual const char* operations() const = 0;
-  // What openmsa_info tells beside that. Texts like "64, 128" or "1-256"; the defaults are what every CPU backend takes.
+  // What openmsa_info tells beside that. Texts like "64, 128" or "1-256"; the defaults are what every CPU backend
+  // takes.
   struct Limits {
     const char* types = "float32, float16, bfloat16, float8_e4m3";
     const char* block_sizes = "32, 64, 128";
