@@ -1,4 +1,4 @@
-"""Without torch only the tests that need none are collected; OPENMSA_TEST_NO_TORCH leaves the others out where it is."""
+"""Without torch only the tests that need none are collected; OPENMSA_TEST_NO_TORCH does so where there is one."""
 
 import importlib.util
 import os
