@@ -93,8 +93,7 @@ typedef struct openmsa_execution {
   const openmsa_tensor* workspace; /* uint8 [bytes] on the call's device, or null: the call allocates what it needs */
 } openmsa_execution;
 
-/* ---- Operations. In each structure outputs come last; "optional" pointers may be null. ----------------------------
- */
+/* ---- Operations. In each structure outputs come last; "optional" pointers may be null. ---- */
 
 typedef struct openmsa_select_blocks_args {
   const openmsa_tensor* index_q; /* [Tq, Hi, Di]; float32, float16, bfloat16, or both float8_e4m3 */
