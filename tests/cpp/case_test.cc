@@ -260,7 +260,8 @@ TEST_P(CaseTest, MatchesTheReference) {
   if (std::find(supported.begin(), supported.end(), operation) == supported.end()) {
     std::vector<std::string> mentions = {operation + ": not supported by backend " + backend().name()};
     // No GPU backend takes blocks of 32, which is checked before a backend is chosen.
-    if (backend().device() == OPENMSA_GPU && c().block_size == 32) mentions.push_back("block_size: got 32");
+    if (backend().device() == OPENMSA_GPU && c().block_size == 32)
+      mentions.insert(mentions.end(), {"block_size: got 32", "got block_size = 32"});
     check_refusal(in, host, OPENMSA_UNSUPPORTED, mentions);
     GTEST_SKIP() << refusal_;
   }
