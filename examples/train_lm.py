@@ -72,7 +72,7 @@ def train_and_measure(config: Config, corpus: Corpus, scale: float, out: Path) -
     # Windows are forward passes: about a third of a training step's work each, in three kinds of selection and a probe.
     seconds[EVALUATION] = seconds[sparse.name] / sparse.batch * WINDOWS * 2.5
     with Progress(out / "metrics.csv", config.layers, work, seconds) as progress:
-        print(f"about {clock(progress.left)} minutes to go; every line below is measured on the batch just trained on")
+        print(f"about {clock(progress.left)} minutes to go; lines average over the steps since the last one")
         untrained = index_quality(trainer.model, corpus.held_out, 1)
         trainer.run(corpus.train, short, progress, config.seed + 1)
         trainer.run(corpus.train, warmup, progress, config.seed + 2)

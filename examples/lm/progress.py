@@ -10,7 +10,10 @@ from types import TracebackType
 
 @dataclass(frozen=True)
 class Row:
-    """The state of training at one step. Lists hold one number a layer, or nothing where the index branch is idle."""
+    """The state of training at one step; bits and recall are means over the steps since the last row.
+
+    Lists hold one number a layer, or nothing where the index branch is idle.
+    """
 
     stage: str
     step: int

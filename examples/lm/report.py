@@ -98,15 +98,18 @@ def _plot(results: Results, path: Path) -> None:
         steps = [offset + row.step for row in rows]
         loss.plot(steps, [row.bits for row in rows], label=stage)
         recall.plot(steps, [row.recall for row in rows], label=stage)
-        if rows[0].kl:
-            for layer in range(len(rows[0].kl)):
-                index.plot(steps, [row.kl[layer] for row in rows], label=f"{stage}: KL, layer {layer}")
-                index.plot(
-                    steps, [row.captured[layer] for row in rows], "--", label=f"{stage}: captured, layer {layer}"
-                )
+        for layer in range(len(rows[0].kl)):
+            kl, captured = [row.kl[layer] for row in rows], [row.captured[layer] for row in rows]
+            index.plot(steps, kl, color=f"C{layer}", label=f"KL, layer {layer}" if stage == "warm-up" else None)
+            label = f"captured mass, layer {layer}" if stage == "warm-up" else None
+            index.plot(steps, captured, "--", color=f"C{layer}", label=label)
         start = offset + rows[-1].steps
-    for axes, title in ((loss, "bits per byte"), (recall, "recall of planted repeats"), (index, "index branch")):
-        axes.set(title=title, xlabel="step")
+    for axes, title in (
+        (loss, "bits per byte"),
+        (recall, "recall of planted repeats"),
+        (index, "index branch: warm-up, then sparse"),
+    ):
+        axes.set(title=title, xlabel="step", ylim=(0, None))
         axes.legend(fontsize="small")
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)

@@ -2,6 +2,7 @@
 
 import copy
 import time
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -62,6 +63,8 @@ class Trainer:
     def run(self, text: torch.Tensor, stage: Stage, progress: Progress, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         every = -(-stage.steps // REPORTS)
+        bits_seen: list[float] = []
+        recall_seen: list[float] = []
         for step in range(1, stage.steps + 1):
             start = time.monotonic()
             done = (step - 1) / stage.steps
@@ -72,6 +75,8 @@ class Trainer:
             trains_index = stage.attention in (Attention.WARMUP, Attention.SPARSE)
             probe: list[Heads] | None = [] if report and trains_index else None
             bits, recall = self.backward(self.draw(text, stage, generator), stage.attention, probe)
+            bits_seen.append(bits)
+            recall_seen.append(recall)
             torch.nn.utils.clip_grad_norm_(self.main, CLIP)
             self.optimiser.step()
             self.optimiser.zero_grad()
@@ -84,11 +89,12 @@ class Trainer:
                         stage=stage.name,
                         step=step,
                         steps=stage.steps,
-                        bits=bits,
-                        recall=recall,
+                        bits=fmean(bits_seen),
+                        recall=fmean(recall_seen),
                         tokens_per_second=stage.tokens / seconds,
                         kl=self.model.kls() if trains_index else [],
                         captured=[mass.captured for mass in masses],
                         best=[mass.best for mass in masses],
                     )
                 )
+                bits_seen, recall_seen = [], []
