@@ -43,7 +43,7 @@ void append(const AppendParams& params) {
   Appender v(params.v, params.v_cache, factor_of(params.v_scale));
   Appender index_k(params.index_k, params.index_k_cache, 1.0F);
 
-  for (int64_t query = 0; query < params.layout.tokens_q; ++query) {
+  for (int64_t query = 0; query < sequences.queries_end(); ++query) {
     const QueryKeys keys = sequences.keys_of(query);
     const KeyBlock own = keys.block(keys.blocks() - 1);
     if (own.length == 0) continue;  // padding, a row before the first key, or a page outside the pool

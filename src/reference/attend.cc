@@ -62,7 +62,7 @@ void attend(const AttendParams& params) {
     }
     for (int64_t h = 0; h < group; ++h) out.store(query, first_head + h, s.outputs.data() + h * v.dim());
 
-    if (params.index_lse == nullptr && params.kl == nullptr) return;
+    if (params.index == nullptr) return;
     load_heads(Rows(params.index->index_q), query, index_head, 1, &s.index_query);
     scaled_scores(s.index_query, Rows(params.index->index_k), heads.index_key_head(index_head), s.tokens,
                   params.index->scale, &s.z);

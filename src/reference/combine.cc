@@ -11,7 +11,7 @@ namespace openmsa::reference {
 namespace {
 
 struct Scratch {
-  std::vector<double> lses, part, sum;
+  std::vector<double> part, sum;
 };
 
 }  // namespace
@@ -22,18 +22,16 @@ void combine(const CombineParams& params) {
 
   parallel_for<Scratch>(tokens * outs.heads(), [&](int64_t row, Scratch& s) {
     const int64_t query = row / outs.heads(), head = row % outs.heads();
-    s.lses.resize(static_cast<size_t>(splits));
-    for (int64_t split = 0; split < splits; ++split) {
+    const auto lse_of = [&](int64_t split) -> double {
       const int64_t* strides = params.lses.strides;
-      const auto* lses = static_cast<const float*>(params.lses.data);
-      s.lses[static_cast<size_t>(split)] = lses[split * strides[0] + head * strides[1] + query * strides[2]];
-    }
-    const double lse = log_sum_exp(s.lses.data(), splits);
+      return static_cast<const float*>(params.lses.data)[split * strides[0] + head * strides[1] + query * strides[2]];
+    };
+    const double lse = log_sum_exp(splits, lse_of);
 
     s.part.resize(static_cast<size_t>(dim));
     s.sum.assign(static_cast<size_t>(dim), 0.0);
     for (int64_t split = 0; split < splits; ++split) {
-      const double weight = probability(s.lses[static_cast<size_t>(split)], lse);
+      const double weight = probability(lse_of(split), lse);
       if (weight == 0) continue;  // a part without mass has no say, whatever it holds
       outs.load(split * tokens + query, head, s.part.data());
       add_scaled(weight, s.part.data(), dim, s.sum.data());

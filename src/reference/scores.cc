@@ -1,22 +1,6 @@
 #include "reference/scores.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-
 namespace openmsa::reference {
-
-double log_sum_exp(const double* scores, int64_t count) {
-  double largest = -std::numeric_limits<double>::infinity();
-  for (int64_t t = 0; t < count; ++t) {
-    if (std::isnan(scores[t])) return scores[t];
-    largest = std::max(largest, scores[t]);
-  }
-  if (std::isinf(largest)) return largest;  // no mass, or a score of +inf; inf - inf would hide both
-  double sum = 0;
-  for (int64_t t = 0; t < count; ++t) sum += std::exp(scores[t] - largest);
-  return largest + std::log(sum);
-}
 
 void load_heads(const Rows& rows, int64_t query, int64_t first_head, int64_t count, std::vector<double>* heads) {
   heads->resize(static_cast<size_t>(count * rows.dim()));

@@ -1,7 +1,10 @@
 // The arithmetic that the stages share: scaled scores and the softmax over them.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "reference/tensor_access.h"
@@ -36,8 +39,22 @@ inline void add_scaled(double factor, const double* row, int64_t length, double*
   for (int64_t d = 0; d < length; ++d) sum[d] += factor * row[d];
 }
 
-// log sum exp of the scores; -inf without any mass, NaN with a NaN score.
-double log_sum_exp(const double* scores, int64_t count);
+// log sum exp of score(t) for t in [0, count); -inf without any mass, NaN with a NaN score.
+template <typename Score>
+double log_sum_exp(int64_t count, const Score& score) {
+  double largest = -std::numeric_limits<double>::infinity();
+  for (int64_t t = 0; t < count; ++t) {
+    if (std::isnan(score(t))) return score(t);
+    largest = std::max<double>(largest, score(t));
+  }
+  if (std::isinf(largest)) return largest;  // no mass, or a score of +inf; inf - inf would hide both
+  double sum = 0;
+  for (int64_t t = 0; t < count; ++t) sum += std::exp(score(t) - largest);
+  return largest + std::log(sum);
+}
+inline double log_sum_exp(const double* scores, int64_t count) {
+  return log_sum_exp(count, [scores](int64_t t) { return scores[t]; });
+}
 
 // The rows [heads][dim] of `count` consecutive heads of one query.
 void load_heads(const Rows& rows, int64_t query, int64_t first_head, int64_t count, std::vector<double>* heads);

@@ -1,7 +1,6 @@
 #include "reference/sequences.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "reference/tensor_access.h"
 
@@ -17,8 +16,12 @@ KeyBlock QueryKeys::block(int64_t number) const {
   return {page * block_size, length};
 }
 
-Sequences::Sequences(const SequenceLayout& layout, int64_t block_size)
-    : layout_(layout), block_size_(block_size), sequence_of_(static_cast<size_t>(layout.tokens_q), -1) {
+Sequences::Sequences(const SequenceLayout& layout, int64_t block_size) : layout_(layout), block_size_(block_size) {
+  for (int64_t number = 0; number < layout.batch; ++number) {
+    const Sequence s = sequence(number);
+    queries_end_ = std::max(queries_end_, s.first_query + s.queries);
+  }
+  sequence_of_.assign(static_cast<size_t>(queries_end_), -1);
   // Last to first: a row that offsets out of order give to several sequences belongs to the first of them.
   for (int64_t number = layout.batch - 1; number >= 0; --number) {
     const Sequence s = sequence(number);
@@ -54,7 +57,7 @@ Sequences::Sequence Sequences::sequence(int64_t number) const {
 QueryKeys Sequences::keys_of(int64_t query) const {
   QueryKeys keys;
   keys.block_size = block_size_;
-  const int64_t number = sequence_of_[static_cast<size_t>(query)];
+  const int64_t number = query < queries_end_ ? sequence_of_[static_cast<size_t>(query)] : -1;
   if (number < 0) return keys;
   const Sequence s = sequence(number);
   // Causal, aligned at the bottom right: the sequence's last query sees every key.
@@ -70,18 +73,17 @@ QueryKeys Sequences::keys_of(int64_t query) const {
 
 void selected_blocks(const Tensor* indices, int64_t index_head, int64_t query, const QueryKeys& keys,
                      std::vector<int64_t>* blocks) {
-  if (indices == nullptr) {
-    blocks->resize(static_cast<size_t>(keys.blocks()));
-    std::iota(blocks->begin(), blocks->end(), 0);
-  } else {
-    blocks->clear();
-    for (int64_t slot = 0; slot < indices->shape[2]; ++slot) {
-      blocks->push_back(load_index(*indices, index_head, query, slot));
-    }
-    std::sort(blocks->begin(), blocks->end());
-    blocks->erase(std::unique(blocks->begin(), blocks->end()), blocks->end());
+  // Marks, not the entries themselves: there may be far more entries than blocks.
+  std::vector<bool> selected(static_cast<size_t>(keys.blocks()), indices == nullptr);
+  const int64_t slots = indices != nullptr ? indices->shape[2] : 0;
+  for (int64_t slot = 0; slot < slots; ++slot) {
+    const int64_t number = load_index(*indices, index_head, query, slot);
+    if (number >= 0 && number < keys.blocks()) selected[static_cast<size_t>(number)] = true;
   }
-  std::erase_if(*blocks, [&](int64_t number) { return keys.block(number).length == 0; });
+  blocks->clear();
+  for (int64_t number = 0; number < keys.blocks(); ++number) {
+    if (selected[static_cast<size_t>(number)] && keys.block(number).length > 0) blocks->push_back(number);
+  }
 }
 
 void visible_tokens(const QueryKeys& keys, const std::vector<int64_t>& blocks, std::vector<int64_t>* tokens) {

@@ -34,7 +34,8 @@ class Sequences {
 
   QueryKeys keys_of(int64_t query) const;
 
-  int64_t most_keys() const { return most_keys_; }  // of any sequence
+  int64_t most_keys() const { return most_keys_; }      // of any sequence
+  int64_t queries_end() const { return queries_end_; }  // rows from here on are padding: they belong to no sequence
 
  private:
   struct Sequence {
@@ -45,7 +46,8 @@ class Sequences {
   SequenceLayout layout_;
   int64_t block_size_;
   int64_t most_keys_ = 0;
-  std::vector<int64_t> sequence_of_;  // [Tq]; -1 for rows of no sequence, which see no key
+  int64_t queries_end_ = 0;
+  std::vector<int64_t> sequence_of_;  // [queries_end]; -1 for rows of no sequence, which see no key
 };
 
 // The distinct visible blocks among a query's entries in `indices`, ascending, so that neither order nor repetition of

@@ -1,6 +1,7 @@
 // Attention of the reference at its edges; combine and captured_mass. The formulas themselves are checked with the
 // gradients, in reference_backward.cc.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <functional>
 #include <limits>
@@ -249,6 +250,50 @@ TEST(ReferenceCombine, NoPartsAndEmptyParts) {
     EXPECT_EQ(out, (std::vector<float>{0, 0, 0}));
     EXPECT_EQ(lse[0], -INFINITY);
   }
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------
+
+// The most memory that the process has held, in bytes.
+int64_t peak_memory() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} << 10;
+}
+
+// Views of stride 0 and selections of far more entries than blocks cost no memory of their size.
+TEST(ReferenceMemory, DoesNotGrowWithEntriesOrParts) {
+  constexpr int64_t kMany = int64_t{1} << 24;
+  const std::vector<int32_t> entries(kMany, 1);
+  std::vector<float> rows(64, 1.0F), out(1, NAN), lse(1, NAN);
+  const int64_t before = peak_memory();
+
+  AttendParams attend;
+  attend.layout.tokens_q = 1;
+  attend.layout.tokens_k = 64;
+  attend.q = make_tensor(rows.data(), OPENMSA_FLOAT32, {1, 1, 1});
+  attend.k = attend.v = make_tensor(rows.data(), OPENMSA_FLOAT32, {64, 1, 1});
+  const Tensor indices = make_tensor(entries.data(), OPENMSA_INT32, {1, 1, kMany});
+  attend.indices = &indices;
+  attend.block_size = 32;
+  attend.out = make_tensor(out.data(), OPENMSA_FLOAT32, {1, 1, 1});
+  const Tensor attend_lse = make_tensor(lse.data(), OPENMSA_FLOAT32, {1, 1});
+  attend.lse = &attend_lse;
+  reference_backend().attend(attend);
+  EXPECT_FLOAT_EQ(out[0], 1);
+  EXPECT_FLOAT_EQ(lse[0], 1 + std::log(32.0F));
+
+  CombineParams combine;
+  combine.outs = make_tensor(rows.data(), OPENMSA_FLOAT32, {kMany, 1, 1, 1});
+  combine.lses = make_tensor(rows.data(), OPENMSA_FLOAT32, {kMany, 1, 1});
+  combine.outs.strides[0] = combine.lses.strides[0] = 0;
+  combine.out = attend.out;
+  combine.lse = attend_lse;
+  reference_backend().combine(combine);
+  EXPECT_FLOAT_EQ(out[0], 1);
+  EXPECT_FLOAT_EQ(lse[0], 1 + std::log(static_cast<float>(kMany)));
+
+  EXPECT_LT(peak_memory() - before, kMany);
 }
 
 // ---- captured_mass ------------------------------------------------------------------------------------------------

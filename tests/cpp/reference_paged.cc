@@ -161,6 +161,28 @@ TEST(ReferencePaged, AppendsOnlyTheLastTokens) {
   }
 }
 
+// Rows of no request are not visited, however many a view of stride 0 claims.
+TEST(ReferencePaged, AppendIgnoresPaddedRows) {
+  std::vector<float> row(1, 3.0F), cache(32, 0.0F);
+  const std::vector<int32_t> table = {0}, lengths = {5}, offsets = {0, 2};
+  AppendParams params;
+  params.layout.paged = true;
+  params.layout.tokens_q = int64_t{1} << 60;
+  params.layout.tokens_k = 32;
+  params.layout.cu_seqlens_q = offsets.data();
+  params.layout.block_table = table.data();
+  params.layout.block_table_stride = params.layout.max_pages = params.layout.pages = 1;
+  params.layout.seq_lens = lengths.data();
+  params.k = make_tensor(row.data(), OPENMSA_FLOAT32, {params.layout.tokens_q, 1, 1});
+  params.k.strides[0] = 0;
+  params.v = params.index_k = params.k;
+  params.k_cache = params.v_cache = params.index_k_cache = make_tensor(cache.data(), OPENMSA_FLOAT32, {1, 32, 1, 1});
+  reference_backend().append(params);
+  std::vector<float> expected(32, 0.0F);
+  expected[3] = expected[4] = 3.0F;
+  EXPECT_EQ(cache, expected);
+}
+
 TEST(ReferencePaged, MoreNewTokensThanTheLengthWritesTheLastOnes) {
   Problem problem(requests());
   Pool pool(problem);
