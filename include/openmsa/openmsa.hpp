@@ -36,11 +36,11 @@ inline Tensor make_tensor(const void* data, DataType dtype, std::initializer_lis
   for (int64_t length : shape) {
     if (axis < OPENMSA_MAX_RANK) tensor.shape[axis++] = length;
   }
-  int64_t stride = 1;
+  uint64_t stride = 1;  // wraps for sizes beyond 64 bits, which every operation refuses
   while (axis > 0) {
     --axis;
-    tensor.strides[axis] = stride;
-    stride *= tensor.shape[axis];
+    tensor.strides[axis] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(tensor.shape[axis]);
   }
   return tensor;
 }

@@ -1,6 +1,7 @@
 // The one way to fail: throw openmsa::Error with a message that names the argument, what came and what is supported.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -11,6 +12,7 @@ namespace openmsa {
 template <typename... Parts>
 std::string join(const Parts&... parts) {
   std::ostringstream stream;
+  stream.imbue(std::locale::classic());  // numbers read the same whatever locale the program chose
   (stream << ... << parts);
   return stream.str();
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <new>
 #include <tuple>
 
 #include "api/checks.h"
@@ -40,6 +41,16 @@ const Backend& checked_backend(const Arguments& arguments, Operation& operation)
   return backend;
 }
 
+// Memory that runs out fails as everything does.
+template <typename Operation, typename Function>
+auto with_host_memory(const Function& function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    fail(OPENMSA_OUT_OF_MEMORY, Operation::kName, ": host memory ran out");
+  }
+}
+
 template <typename Operation, typename Args>
 void run_operation(const Args& args) {
   Arguments arguments(Purpose::run);
@@ -48,7 +59,7 @@ void run_operation(const Args& args) {
   check_values(backend, std::get<0>(operation.stages()), arguments.length(Axis::page_rows), args.execution.stream);
   const Execution execution = arguments.execution(args.execution, [&] { return workspace_bytes(backend, operation); });
   std::apply([&](auto&... params) { ((params.execution = execution), ...); }, operation.stages());
-  operation.run(backend);
+  with_host_memory<Operation>([&] { operation.run(backend); });
 }
 
 template <typename Operation, typename Args>

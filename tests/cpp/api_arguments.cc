@@ -1,9 +1,12 @@
 // Every check of every operation: the message names the argument, and nothing is written.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <locale>
 
 #include "api/checks.h"
 #include "api/dtype.h"
@@ -84,6 +87,21 @@ TEST_P(EveryOperation, RunsAndWritesEveryOutput) {
           << "element " << n / size << " was not written";
     }
   }
+}
+
+// GNU's OpenMP has no threads in a child that was forked after its first parallel loop.
+TEST_P(EveryOperation, RunsInAForkedChild) {
+  make_call(GetParam())->run();
+  const auto call = make_call(GetParam());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(30);  // ends a child that waits forever
+    _exit(call->run_c() == OPENMSA_OK ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
 }
 
 TEST_P(EveryOperation, SaysHowMuchWorkspaceItNeedsWithoutReadingOrWriting) {
@@ -515,6 +533,13 @@ TEST(Lengths, ShapesAreShownBesideTheNames) {
   expect_refused(*call, "k", {"got shape [110, 1, 5], expected [Tk, Hkv, D] with D = 6 (from q)"});
 }
 
+TEST(Lengths, MakeTensorTakesAnyShape) {
+  const auto call = make_call("sparse_attention");
+  Tensor& k = call->tensor("k").view;
+  k = make_tensor(k.data, OPENMSA_FLOAT32, {int64_t{1} << 40, int64_t{1} << 40, int64_t{1} << 40});
+  expect_refused(*call, "k", {"expected a size in bytes that fits 64 bits"});
+}
+
 TEST(Types, QKVAreOfOneType) {
   for (const char* name : {"k", "v", "out"}) {
     const auto call = make_call("sparse_attention");
@@ -614,6 +639,59 @@ TEST(MsaAttentionBackward, GradientsComeWithTheirUpstream) {
   call->tensor("kl").present = false;
   call->tensor("index_lse").present = false;
   EXPECT_NO_THROW(call->run());
+}
+
+TEST(Messages, NumbersAreTheSameInEveryLocale) {
+  struct Grouping : std::numpunct<char> {
+    char do_thousands_sep() const override { return '.'; }
+    char do_decimal_point() const override { return ','; }
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const std::locale before = std::locale::global(std::locale(std::locale(), new Grouping));
+  const auto call = make_call("select_blocks");
+  call->number("block_size").value = 1234567;
+  EXPECT_EQ(call->run_c(), OPENMSA_INVALID_ARGUMENT);
+  EXPECT_STREQ(openmsa_last_error(), "block_size: got 1234567, expected 128 or 64 (or 32, on the cpu only)");
+  call->number("block_size").value = 32;
+  call->factor("scale").present = true;
+  call->factor("scale").value = -1234.5;
+  EXPECT_EQ(call->run_c(), OPENMSA_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(openmsa_last_error()).find("scale: got -1234.5, "), 0U) << openmsa_last_error();
+  std::locale::global(before);
+}
+
+// Views of stride 0 ask for more than any memory holds: 65536 heads of 2^30 blocks.
+TEST(HostMemory, RunningOutIsAnErrorByName) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "AddressSanitizer ends the process when memory runs out";
+#endif
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+  GTEST_SKIP() << "AddressSanitizer ends the process when memory runs out";
+#endif
+#endif
+  constexpr int64_t kHeads = 65536;
+  const float value = 1;
+  std::vector<int32_t> chosen(kHeads, 7);
+  Tensor index_q = make_tensor(&value, OPENMSA_FLOAT32, {1, kHeads, 1});
+  index_q.strides[1] = 0;
+  Tensor index_k = make_tensor(&value, OPENMSA_FLOAT32, {int64_t{1} << 36, 1, 1});
+  index_k.strides[0] = 0;
+  const Tensor indices = make_tensor(chosen.data(), OPENMSA_INT32, {kHeads, 1, 1});
+  SelectBlocksArgs args;
+  args.index_q = &index_q;
+  args.index_k = &index_k;
+  args.indices = &indices;
+  args.selection.topk = 1;
+  args.block_size = 64;
+  try {
+    select_blocks(args);
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), OPENMSA_OUT_OF_MEMORY);
+    EXPECT_STREQ(error.what(), "select_blocks: host memory ran out");
+  }
+  EXPECT_EQ(chosen, std::vector<int32_t>(kHeads, 7));
 }
 
 TEST(Outputs, MayBeStridedViews) {
