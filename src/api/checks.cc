@@ -429,8 +429,8 @@ SequenceLayout Arguments::requests(const openmsa_requests& requests) {
   set_length("block_table", Axis::offsets, layout.batch + 1);
   const Tensor& offsets = input("cu_seqlens_q", requests.cu_seqlens_q, {Axis::offsets}, kInt32Type);
   layout.block_table = static_cast<const int32_t*>(table.data);
-  layout.block_table_stride = table.strides[0];
   layout.max_pages = length(Axis::max_pages);
+  layout.block_table_stride = layout.max_pages > 0 ? table.strides[0] : 0;  // no address comes from an empty table
   layout.seq_lens = static_cast<const int32_t*>(lengths.data);
   layout.cu_seqlens_q = static_cast<const int32_t*>(offsets.data);
   return layout;

@@ -493,6 +493,19 @@ TEST_P(Requests, EntriesPastARequestAreNotLookedAt) {
   EXPECT_NO_THROW(call->run());
 }
 
+// Its rows hold nothing, so no address may come from its stride.
+TEST_P(Requests, TableWithoutPages) {
+  ProblemSize size;
+  size.keys = {0, 0};
+  const auto call = make_call(GetParam(), size);
+  Tensor& table = call->tensor("block_table").view;
+  table = make_tensor(nullptr, OPENMSA_INT32, {2, 0});
+  for (const int64_t stride : {int64_t{1} << 60, -(int64_t{1} << 60)}) {
+    table.strides[0] = stride;
+    EXPECT_NO_THROW(call->run());
+  }
+}
+
 TEST(Heads, DivideEachOther) {
   ProblemSize size;
   size.heads_index = 4;  // of 6 query heads
