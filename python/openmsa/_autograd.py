@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ._ops import Kernel, kernels, library
 from .errors import UnsupportedError
@@ -57,8 +58,10 @@ class MsaAttention(torch.autograd.Function):
             None if kl_mode == "off" else index_lse, *sequences,
         )  # fmt: skip
         ctx.settings = (block_size, scale, index_scale, warmup, deterministic)
-        # Not saved as an input: backward overwrites it, and may run more than once.
+        # Not saved as an input: backward overwrites it and may run more than once, and the caller may write it too.
         ctx.kl_out = kl_out
+        if kl_out is not None:
+            _leave_unwatched(kl_out)
         absent = [lse, indices, index_lse]
         if not any(ctx.needs_input_grad[1:4]):
             absent.append(out)
@@ -109,8 +112,27 @@ def _refuse_float8(name: str, tensor: Tensor) -> None:
         )
 
 
+def _leave_unwatched(tensor: Tensor) -> None:
+    """In a graph that is being traced: backward takes the tensor whatever was written into it after forward."""
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None:
+        from torch.fx.experimental.proxy_tensor import _get_proxies
+
+        for proxy in _get_proxies(tensor):
+            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
+
+
+def _refuse_forward_mode(operation: str, tensors: Any) -> None:
+    for tensor in tensors:
+        if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+            raise UnsupportedError(
+                f"{operation}: forward-mode derivatives are not supported, expected tensors without a tangent"
+            )
+
+
 def sparse_attention(run: Kernel, *arguments: Any) -> Any:
     """The operator with its gradients, computed by `run`."""
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode("sparse_attention", arguments[:3])
     if torch.is_grad_enabled() and _requires_grad(arguments[:3]):
         return SparseAttention.apply(run, *arguments)
     return run(*arguments)
@@ -118,6 +140,8 @@ def sparse_attention(run: Kernel, *arguments: Any) -> Any:
 
 def msa_attention(run: Kernel, *arguments: Any) -> Any:
     """The operator with its gradients, computed by `run`."""
+    if forward_ad._current_level >= 0:
+        _refuse_forward_mode("msa_attention", arguments[:5])
     trained = arguments[:3] if arguments[15] == "off" else arguments[:5]
     if torch.is_grad_enabled() and _requires_grad(trained):
         return MsaAttention.apply(run, *arguments)

@@ -7,7 +7,7 @@ its kernel is the binding. _autograd.py adds the gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from . import _shapes
 from ._library import binding
 from ._shapes import Output
+from .errors import Error, InvalidArgumentError, UnsupportedError
 
 library: Any = torch.library.Library("openmsa", "DEF")  # type: ignore[no-untyped-call]
 kernels = SimpleNamespace()
@@ -48,13 +49,42 @@ Kernel = Callable[..., Any]
 
 def define(name: str, arguments: str, results: str, kernel: Kernel, fake: Kernel, *, autograd: bool = False) -> None:
     """Defines one operator. Without `autograd` its results carry no gradient."""
-    setattr(kernels, name, kernel)
     library.define(f"{name}({arguments}) -> {results}")
+    kernel = _explained(name, kernel)
+    setattr(kernels, name, kernel)
     for key in ("CPU", "CUDA"):
         library.impl(name, kernel, key)
     torch.library.register_fake(f"openmsa::{name}", fake, lib=library)
     if not autograd:
         library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+
+
+def _explained(name: str, kernel: Kernel) -> Kernel:
+    def explained(*arguments: Any) -> Any:
+        try:
+            return kernel(*arguments)
+        except Error:
+            raise
+        except RuntimeError:
+            refuse_unreadable(name, arguments)
+            raise
+
+    return explained
+
+
+def refuse_unreadable(name: str, arguments: Sequence[Any]) -> None:
+    """Raises for the first of an operator's arguments that torch cannot hand to the core: torch does not name it."""
+    operation = name.removesuffix("_out").removesuffix("_workspace")
+    schema = getattr(torch.ops.openmsa, name).default._schema
+    for argument, value in zip(schema.arguments, arguments, strict=False):
+        if not isinstance(value, Tensor):
+            continue
+        place = f"{operation}: {argument.name.removesuffix('_tensor')}"
+        if value.layout is not torch.strided or value.is_nested or value.is_quantized:
+            kind = "a nested tensor" if value.is_nested else f"a tensor of layout {value.layout} and type {value.dtype}"
+            raise InvalidArgumentError(f"{place}: got {kind}, expected a plain strided tensor")
+        if value.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"{place}: got a tensor on {value.device}, expected cpu or cuda")
 
 
 def new(like: Tensor, output: Output) -> Tensor:

@@ -7,6 +7,7 @@ subclasses, transforms) goes through the registered operators. The dispatcher al
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 # apache-tvm-ffi imports torch when it is installed, so it is in sys.modules exactly when it is there.
@@ -15,6 +16,7 @@ if sys.modules.get("torch") is not None:
 
     from ._autograd import eager as eager
     from ._ops import new as new
+    from ._ops import refuse_unreadable as refuse_unreadable
 
     Tensor: Any = torch.Tensor
     ops: Any = torch.ops.openmsa
@@ -56,3 +58,6 @@ else:
 
     def wants_gradient(*tensors: Any) -> bool:
         return False
+
+    def refuse_unreadable(name: str, arguments: Sequence[Any]) -> None:
+        pass

@@ -70,9 +70,9 @@ def captured_mass(
         UnsupportedError: the backend cannot do this.
     """
     operators = eager
+    scale = number("captured_mass", "scale", scale)
     if not plain((q, k, indices), cu_seqlens_q, cu_seqlens_k, k_starts):
         (block_size,) = integers("captured_mass", block_size=block_size)
-        scale = number("captured_mass", "scale", scale)
         operators = choose_operators(
             "captured_mass",
             {"q": q, "k": k, "indices": indices},

@@ -76,9 +76,9 @@ def sparse_attention(
         UnsupportedError: the backend cannot do this, or a second derivative was asked for.
     """
     operators = eager
+    scale = number("sparse_attention", "scale", scale)
     if not plain((q, k, v, indices), cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
         (block_size,) = integers("sparse_attention", block_size=block_size)
-        scale = number("sparse_attention", "scale", scale)
         operators = choose_operators(
             "sparse_attention",
             {"q": q, "k": k, "v": v, "indices": indices},
@@ -156,7 +156,8 @@ def msa_attention(
         kl: "forward": the returned ``kl`` is exact (it costs another product of queries and keys). "backward" (torch):
             the returned ``kl`` reads 0 and carries gradients, and every backward pass through ``out`` or ``kl`` writes
             the KL itself into ``kl_out`` at next to no cost. "off": neither KL nor its gradients.
-        kl_out: 0-d float32 on q's device, required by and only with ``kl="backward"``.
+        kl_out: 0-d float32 on q's device, required with ``kl="backward"`` and optional with "forward": the call itself
+            then writes the KL too. Every backward pass through ``out`` or ``kl`` overwrites it with the KL itself.
         warmup: attend to every visible key, and take the KL over all of them; topk, init_blocks and local_blocks are
             ignored and ``indices`` is None.
         deterministic: whether the gradients are to be bitwise repeatable (the forward pass always is).
@@ -172,12 +173,12 @@ def msa_attention(
             for.
     """
     operators = eager
+    scale = number("msa_attention", "scale", scale)
+    index_scale = number("msa_attention", "index_scale", index_scale)
     if not plain((q, k, v, index_q, index_k), cu_seqlens_q, cu_seqlens_k, k_starts, kl_out, workspace):
         topk, init_blocks, local_blocks, block_size = integers(
             "msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
         )
-        scale = number("msa_attention", "scale", scale)
-        index_scale = number("msa_attention", "index_scale", index_scale)
         operators = choose_operators(
             "msa_attention",
             {"q": q, "k": k, "v": v, "index_q": index_q, "index_k": index_k},
@@ -210,7 +211,7 @@ def msa_attention(
                 None if kl == "off" else _shapes.per_head(index_q),
                 _shapes.SCALAR if kl == "forward" else None,
             ),
-            (None,) * 5,
+            (None, None, None, None, kl_out),
         )
         if workspace is PLAN_ONLY:
             return plan  # type: ignore[return-value]
@@ -218,27 +219,39 @@ def msa_attention(
     out, lse, indices, index_lse, divergence = results
     if kl == "off":
         divergence = index_lse = None
+    elif kl == "forward" and kl_out is not None:
+        # The returned kl is another array: it stays what it is when kl_out is written again.
+        given: Any = kl_out
+        if operators is None:
+            divergence = given.copy()
+        else:
+            given.copy_(divergence.detach())
     return MsaResult(out, divergence, None if warmup else indices, lse, index_lse)
 
 
 def _check_kl(kl: Any, kl_out: Any, q: Any, operators: Any) -> None:
     if not isinstance(kl, str) or kl not in _KL_MODES:
         raise InvalidArgumentError(f"msa_attention: kl: got {kl!r}, expected 'forward', 'backward' or 'off'")
-    if kl != "backward":
-        if kl_out is not None:
-            raise InvalidArgumentError(f"msa_attention: kl_out: got a tensor with kl={kl!r}, expected kl='backward'")
-        return
+    if kl_out is not None and kl == "off":
+        raise InvalidArgumentError("msa_attention: kl_out: got an array with kl='off', expected None")
     if operators is None:
-        raise UnsupportedError("msa_attention: kl: got 'backward' with numpy arrays, which have no backward pass, "
-                               "expected 'forward' or 'off'")  # fmt: skip
-    expected = f"expected a 0-d torch.float32 tensor on {q.device} that requires no gradient"
+        if kl == "backward":
+            raise UnsupportedError("msa_attention: kl: got 'backward' with numpy arrays, which have no backward pass, "
+                                   "expected 'forward' or 'off'")  # fmt: skip
+        return
     if kl_out is None:
-        raise InvalidArgumentError(f"msa_attention: kl_out: missing although kl='backward', {expected}")
-    if (
-        len(kl_out.shape) != 0 or str(kl_out.dtype) != "torch.float32" or kl_out.device != q.device
-        or kl_out.requires_grad
+        if kl != "backward":
+            return
+        got = "missing although kl='backward'"
+    elif (
+        len(kl_out.shape) == 0 and str(kl_out.dtype) == "torch.float32" and kl_out.device == q.device
+        and not kl_out.requires_grad
     ):  # fmt: skip
-        raise InvalidArgumentError(
-            f"msa_attention: kl_out: got {kl_out.dtype} {list(kl_out.shape)} on {kl_out.device}"
-            f"{' that requires a gradient' if kl_out.requires_grad else ''}, {expected}"
-        )
+        return
+    else:
+        got = f"got {kl_out.dtype} {list(kl_out.shape)} on {kl_out.device}"
+        if kl_out.requires_grad:
+            got += " that requires a gradient"
+    raise InvalidArgumentError(
+        f"msa_attention: kl_out: {got}, expected a 0-d torch.float32 tensor on {q.device} that requires no gradient"
+    )

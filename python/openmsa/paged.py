@@ -71,11 +71,11 @@ def paged_select_blocks(
     """
     operators = eager
     arrays: tuple[Any, ...] = (index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
+    scale = number("paged_select_blocks", "scale", scale)
     if not plain(arrays, out, lse_out, workspace):
         topk, init_blocks, local_blocks = integers(
             "paged_select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
         )
-        scale = number("paged_select_blocks", "scale", scale)
         operators = choose_operators(
             "paged_select_blocks",
             {
@@ -160,8 +160,8 @@ def paged_sparse_attention(
     k_factor, k_scale_array = cache_scale("paged_sparse_attention", "k_scale", k_scale)
     v_factor, v_scale_array = cache_scale("paged_sparse_attention", "v_scale", v_scale)
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, indices, block_table, seq_lens, cu_seqlens_q)
+    scale = number("paged_sparse_attention", "scale", scale)
     if not plain(arrays, k_scale_array, v_scale_array, out, lse_out, workspace):
-        scale = number("paged_sparse_attention", "scale", scale)
         operators = choose_operators(
             "paged_sparse_attention",
             {
@@ -244,12 +244,12 @@ def paged_msa_attention(
     v_factor, v_scale_array = cache_scale("paged_msa_attention", "v_scale", v_scale)
     arrays: tuple[Any, ...] = (q, k_cache, v_cache, index_q, index_k_cache, block_table, seq_lens, cu_seqlens_q)
     given: tuple[Any, ...] = (out, lse_out, indices_out)
+    scale = number("paged_msa_attention", "scale", scale)
+    index_scale = number("paged_msa_attention", "index_scale", index_scale)
     if not plain(arrays, k_scale_array, v_scale_array, *given, workspace):
         topk, init_blocks, local_blocks = integers(
             "paged_msa_attention", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks
         )
-        scale = number("paged_msa_attention", "scale", scale)
-        index_scale = number("paged_msa_attention", "index_scale", index_scale)
         operators = choose_operators(
             "paged_msa_attention",
             {

@@ -75,11 +75,11 @@ def select_blocks(
         UnsupportedError: the backend cannot do this.
     """
     operators = eager
+    scale = number("select_blocks", "scale", scale)
     if not plain((index_q, index_k), cu_seqlens_q, cu_seqlens_k, k_starts, out, lse_out, workspace):
         topk, init_blocks, local_blocks, block_size = integers(
             "select_blocks", topk=topk, init_blocks=init_blocks, local_blocks=local_blocks, block_size=block_size
         )
-        scale = number("select_blocks", "scale", scale)
         operators = choose_operators(
             "select_blocks",
             {"index_q": index_q, "index_k": index_k},

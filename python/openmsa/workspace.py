@@ -7,8 +7,9 @@ from typing import Any
 from . import _numpy
 from ._arguments import PLAN_ONLY, integers
 from ._library import binding
+from ._torch import refuse_unreadable
 from .attention import msa_attention, sparse_attention
-from .errors import InvalidArgumentError
+from .errors import Error, InvalidArgumentError
 from .paged import paged_msa_attention, paged_select_blocks, paged_sparse_attention
 from .select import select_blocks
 
@@ -32,14 +33,20 @@ def workspace_size(operation: str, *args: Any, **kwargs: Any) -> int:
     Raises:
         InvalidArgumentError: the operation takes no workspace, or one of its arguments is wrong.
     """
-    function = _OPERATIONS.get(operation)
+    function = _OPERATIONS.get(operation) if isinstance(operation, str) else None
     if function is None:
         raise InvalidArgumentError(
             f"workspace_size: operation: got {operation!r}, expected one of {', '.join(_OPERATIONS)}"
         )
     kwargs["workspace"] = PLAN_ONLY
     plan = function(*args, **kwargs)
-    return _numpy.workspace_size(plan.operation, plan.inputs, plan.outputs)
+    try:
+        return _numpy.workspace_size(plan.operation, plan.inputs, plan.outputs)
+    except Error:
+        raise
+    except RuntimeError:
+        refuse_unreadable(plan.operation, plan.inputs)
+        raise
 
 
 def set_workspace_limit(bytes: int) -> None:

@@ -162,15 +162,27 @@ class Arguments {
   }
 
   static std::string type_name(DLDataType type) {
-    const char* kind = type.code == kDLFloat     ? "float"
-                       : type.code == kDLInt     ? "int"
-                       : type.code == kDLUInt    ? "uint"
-                       : type.code == kDLBool    ? "bool"
-                       : type.code == kDLComplex ? "complex"
-                                                 : "of code ";
-    if (type.code == kDLBool) return kind;
-    if (std::strcmp(kind, "of code ") == 0) return kind + std::to_string(type.code);
-    return kind + std::to_string(bytes_of(type) * 8);
+    const std::string bits = std::to_string(bytes_of(type) * 8);
+    switch (type.code) {
+      case kDLFloat:
+        return "float" + bits;
+      case kDLInt:
+        return "int" + bits;
+      case kDLUInt:
+        return "uint" + bits;
+      case kDLComplex:
+        return "complex" + bits;
+      case kDLBool:
+        return "bool";
+      case kDLFloat8_e5m2:
+        return "float8_e5m2";
+      case kDLFloat8_e4m3fnuz:
+        return "float8_e4m3fnuz";
+      case kDLFloat8_e5m2fnuz:
+        return "float8_e5m2fnuz";
+      default:
+        return "of code " + std::to_string(type.code);
+    }
   }
 
   const char* operation_;
@@ -242,7 +254,7 @@ void read(Arguments& in, openmsa::MsaAttentionArgs& args) {
   args.lse = in.tensor("lse");
   args.indices = in.tensor("indices");
   args.index_lse = in.tensor("index_lse");
-  args.kl = in.tensor("kl");
+  args.kl = in.tensor("kl_out");
 }
 
 void read(Arguments& in, openmsa::MsaAttentionBackwardArgs& args) {
@@ -377,6 +389,7 @@ constexpr Renamed kRenamed[] = {
     {"paged_sparse_attention", "lse: ", "lse_out: "},
     {"paged_msa_attention", "lse: ", "lse_out: "},
     {"paged_msa_attention", "indices: ", "indices_out: "},
+    {"msa_attention", "kl: ", "kl_out: "},
     {"msa_attention_backward", "kl: ", "kl_out: "},
 };
 

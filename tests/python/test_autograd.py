@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from problems import TRAINED, Problem, dense_gradients, make_problem, relative_error
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
@@ -170,18 +172,36 @@ def test_kl_backward_writes_the_kl_itself(warmup: bool) -> None:
         torch.testing.assert_close(tensor.grad, other.grad)
 
 
+@pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("through", ["out", "kl"])
-def test_every_backward_overwrites_kl_out(through: str) -> None:
+def test_every_backward_overwrites_kl_out(through: str, mode: str) -> None:
     problem = make_problem().trainable()
     exact = openmsa.msa_attention(*(x.detach() for x in problem.tensors), **problem.selection).kl
-    kl_out = torch.zeros(())
-    result = openmsa.msa_attention(*problem.tensors, **problem.selection, kl="backward", kl_out=kl_out)
+    kl_out = torch.full((), -1.0)
+    result = openmsa.msa_attention(*problem.tensors, **problem.selection, kl=mode, kl_out=kl_out)
+    assert float(kl_out) == (float(exact) if mode == "forward" else -1.0)
     loss = result.out.sum() if through == "out" else result.kl
     for _ in range(2):
         kl_out.fill_(9.0)
         loss.backward(retain_graph=True)
         torch.testing.assert_close(kl_out, exact, rtol=2e-4, atol=0)
     assert (problem.index_q.grad is None) == (through == "out")
+    assert float(result.kl) == (float(exact) if mode == "forward" else 0.0)
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+def test_kl_out_without_gradients(mode: str) -> None:
+    """ "forward" writes it when called; "backward" never does, for lack of a backward pass, and is no error."""
+    problem = make_problem()
+    exact = float(openmsa.msa_attention(*problem.tensors, **problem.selection).kl)
+    expected = (exact, exact) if mode == "forward" else (0.0, -1.0)
+    for context in (contextlib.nullcontext, torch.no_grad, torch.inference_mode):
+        kl_out = torch.full((), -1.0)
+        with context():
+            result = openmsa.msa_attention(*problem.tensors, **problem.selection, kl=mode, kl_out=kl_out)
+        assert not result.kl.requires_grad
+        assert (float(result.kl), float(kl_out)) == expected
+        problem.trainable()
 
 
 def test_kl_is_exact_without_gradients() -> None:
@@ -230,9 +250,7 @@ def test_kl_without_queries() -> None:
 # ---- activation checkpointing and accumulation ----
 
 
-def _layer(problem: Problem, kl_out: Tensor | None) -> Callable[..., tuple[Tensor, Tensor]]:
-    mode: dict[str, Any] = {} if kl_out is None else {"kl": "backward", "kl_out": kl_out}
-
+def _layer(problem: Problem, **mode: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     def layer(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         result = openmsa.msa_attention(*(x * 1.0 for x in tensors), **problem.selection, **mode)
         return result.out, result.kl
@@ -244,15 +262,16 @@ def _layer(problem: Problem, kl_out: Tensor | None) -> Callable[..., tuple[Tenso
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "not reentrant"])
 def test_checkpointing(reentrant: bool, mode: str) -> None:
     plain = make_problem().trainable()
-    expected = _layer(plain, None)(*plain.tensors)
+    expected = _layer(plain)(*plain.tensors)
     (expected[0].pow(2).sum() + expected[1]).backward()
     problem = make_problem().trainable()
-    kl_out = torch.zeros(()) if mode == "backward" else None
-    out, kl = checkpoint(_layer(problem, kl_out), *problem.tensors, use_reentrant=reentrant)
+    kl_out = torch.zeros(())
+    out, kl = checkpoint(_layer(problem, kl=mode, kl_out=kl_out), *problem.tensors, use_reentrant=reentrant)
+    assert float(kl_out) == (float(expected[1]) if mode == "forward" else 0.0)
+    kl_out.fill_(-1.0)
     (out.pow(2).sum() + kl).backward()
     assert torch.equal(out, expected[0])
-    if kl_out is not None:
-        torch.testing.assert_close(kl_out, expected[1].detach(), rtol=2e-4, atol=0)
+    torch.testing.assert_close(kl_out, expected[1].detach(), rtol=2e-4, atol=0)
     for tensor, other in zip(problem.tensors, plain.tensors, strict=True):
         assert torch.equal(tensor.grad, other.grad)
 
@@ -293,6 +312,24 @@ def test_double_backward_is_an_error_by_name() -> None:
     (gradient,) = torch.autograd.grad(result.out.pow(2).sum() + result.kl, problem.q, create_graph=True)
     with pytest.raises(openmsa.UnsupportedError, match="msa_attention: double backward is not supported"):
         gradient.sum().backward()
+
+
+def test_forward_mode_is_an_error_by_name() -> None:
+    """Not silently a tangent of nothing."""
+    problem = make_problem(((40, 40),))
+    indices = openmsa.select_blocks(*problem.index, **problem.selection)
+    with forward_ad.dual_level():
+        q = forward_ad.make_dual(problem.q, problem.q)
+        with pytest.raises(openmsa.UnsupportedError, match="sparse_attention: forward-mode"):
+            openmsa.sparse_attention(q, problem.k, problem.v, indices, **problem.layout)
+        with pytest.raises(openmsa.UnsupportedError, match="msa_attention: forward-mode"):
+            openmsa.msa_attention(q, problem.k, problem.v, *problem.index, **problem.selection)
+        openmsa.sparse_attention(*problem.attention, indices, **problem.layout)
+    with pytest.raises(openmsa.UnsupportedError, match="sparse_attention: forward-mode"):
+        torch.func.jvp(
+            lambda q: openmsa.sparse_attention(q, problem.k, problem.v, indices, **problem.layout),
+            (problem.q,), (problem.q,),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["index_q", "index_k"])

@@ -43,14 +43,37 @@ def test_training_step(backend: str) -> None:
     same(result, expected)
 
 
+@pytest.mark.parametrize("mode", ["forward", "backward"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_kl_out_in_a_compiled_step(backend: str) -> None:
+def test_kl_out_in_a_compiled_step(backend: str, mode: str) -> None:
     expected_kl, kl_out = torch.zeros(()), torch.zeros(())
-    expected = train(make_problem().trainable(), lambda f: f, kl="backward", kl_out=expected_kl)
-    result = train(make_problem().trainable(), lambda f: compiled(f, backend), kl="backward", kl_out=kl_out)
+    expected = train(make_problem().trainable(), lambda f: f, kl=mode, kl_out=expected_kl)
+    result = train(make_problem().trainable(), lambda f: compiled(f, backend), kl=mode, kl_out=kl_out)
     same(result, expected)
     same(kl_out, expected_kl)
     assert float(kl_out) > 0
+
+
+@pytest.mark.parametrize("mode", ["forward", "backward"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_kl_out_is_shared_by_compiled_steps(backend: str, mode: str) -> None:
+    """Several micro-batches go forward before the first goes backward; the caller resets the value between them."""
+    problem, kl_out = make_problem().trainable(), torch.zeros(())
+    exact = openmsa.msa_attention(*problem.tensors, **problem.selection).kl.detach()
+
+    def step(*tensors: torch.Tensor) -> torch.Tensor:
+        result = openmsa.msa_attention(*tensors, **problem.selection, kl=mode, kl_out=kl_out)
+        return result.out.sum() + result.kl
+
+    run = compiled(step, backend)
+    for loss in [run(*problem.tensors) for _ in range(2)]:
+        kl_out.fill_(-1.0)
+        loss.backward()
+        torch.testing.assert_close(kl_out, exact, rtol=2e-4, atol=0)
+    twice = [tensor.grad for tensor in problem.tensors]
+    once = train(make_problem().trainable(), lambda f: f)[1]
+    for gradient, single, factor in zip(twice, once, (1, 1, 1, 2, 2), strict=True):
+        torch.testing.assert_close(gradient, factor * single)
 
 
 def test_inductor() -> None:

@@ -120,10 +120,22 @@ def test_last_axis_not_contiguous(operation: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("operation", "name"), TENSORS)
-def test_meta_tensor(operation: str, name: str) -> None:
+def test_tensors_that_torch_cannot_hand_over(operation: str, name: str) -> None:
     values = arguments(operation)
-    with pytest.raises((openmsa.Error, RuntimeError, NotImplementedError)):
-        call(operation, {**values, name: values[name].to("meta")})
+    refused(operation, {**values, name: values[name].to("meta")}, f"{name}: got a tensor on meta")
+    refused(operation, {**values, name: values[name].to_sparse()}, f"{name}: got a tensor of layout torch.sparse_coo")
+
+
+def test_workspace_size_of_tensors_that_torch_cannot_hand_over() -> None:
+    values = arguments("select_blocks")
+    with pytest.raises(openmsa.UnsupportedError, match="select_blocks: index_k: got a tensor on meta, expected cpu"):
+        openmsa.workspace_size("select_blocks", values["index_q"], values["index_k"].to("meta"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz])
+def test_other_float8_types_are_named(dtype: torch.dtype) -> None:
+    values = arguments("select_blocks")
+    refused("select_blocks", {**values, "index_q": values["index_q"].to(dtype)}, str(dtype).removeprefix("torch."))
 
 
 @BACKENDS
@@ -146,6 +158,17 @@ def test_integers_of_other_kinds() -> None:
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.inf, math.nan, "1", [1.0], 0, 1j])
 def test_wrong_scales(name: str, wrong: Any, numpy: bool) -> None:
     refused("msa_attention", {**arguments("msa_attention"), name: wrong}, name, numpy=numpy)
+
+
+@BACKENDS
+@pytest.mark.parametrize("kind", [np.float32, np.float16, np.array, torch.tensor, int])
+def test_scales_of_other_kinds(kind: Any, numpy: bool) -> None:
+    values = arguments("msa_attention")
+    expected = call("msa_attention", {**values, "scale": 2.0, "index_scale": 2.0}, numpy=numpy)
+    function = openmsa.msa_attention
+    given = {**(as_numpy(values) if numpy else values), "scale": kind(2), "index_scale": kind(2)}
+    for result, wanted in zip(function(**given), expected, strict=True):
+        assert np.array_equal(result, wanted)
 
 
 @BACKENDS
@@ -214,7 +237,7 @@ def test_kl_arguments(numpy: bool) -> None:
     for wrong in ("exact", "", None, 3, True):
         refused("msa_attention", {**values, "kl": wrong}, "kl", numpy=numpy)
     refused("msa_attention", {**values, "kl": "backward"}, "kl", numpy=numpy)
-    refused("msa_attention", {**values, "kl_out": torch.zeros(())}, "kl_out", numpy=numpy)
+    refused("msa_attention", {**values, "kl": "off", "kl_out": torch.zeros(())}, "kl_out", numpy=numpy)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +246,8 @@ def test_kl_arguments(numpy: bool) -> None:
      torch.zeros((), device="meta"), 0.0],
 )  # fmt: skip
 def test_kl_out_must_be_a_plain_scalar(wrong: Any) -> None:
-    refused("msa_attention", {**arguments("msa_attention"), "kl": "backward", "kl_out": wrong}, "kl_out")
+    for mode in ("backward",) if wrong is None else ("backward", "forward"):
+        refused("msa_attention", {**arguments("msa_attention"), "kl": mode, "kl_out": wrong}, "kl_out: ")
 
 
 def test_small_workspace_is_refused_or_enough() -> None:

@@ -196,6 +196,26 @@ def test_combine_and_captured_mass() -> None:
     assert (share <= best + 1e-6).all()
 
 
+def test_kl_out_receives_the_kl() -> None:
+    kl_out = np.zeros((), np.float32)
+    result = openmsa.msa_attention(*arrays(), topk=2, block_size=BLOCK, kl_out=kl_out)
+    assert kl_out == result.kl == openmsa.msa_attention(*arrays(), topk=2, block_size=BLOCK).kl > 0
+    kl_out.fill(-1)
+    assert result.kl > 0
+
+
+def _read_only() -> Any:
+    array = np.zeros((), np.float32)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("wrong", [_read_only(), np.zeros(1, np.float32), np.zeros(()), np.float32(0), 0.0])
+def test_wrong_kl_out(wrong: Any) -> None:
+    with pytest.raises(openmsa.InvalidArgumentError, match=r"^msa_attention: kl_out: got .*, expected"):
+        openmsa.msa_attention(*arrays(), topk=2, block_size=BLOCK, kl_out=wrong)
+
+
 @pytest.mark.parametrize("name", ["backward", "sideways", None, 1])
 def test_kl_modes_that_numpy_lacks(name: Any) -> None:
     with pytest.raises(openmsa.Error, match="kl"):

@@ -323,6 +323,9 @@ def test_workspace_size(operation: str) -> None:
 def test_workspace_size_refuses() -> None:
     with pytest.raises(openmsa.InvalidArgumentError, match="operation"):
         openmsa.workspace_size("attend")
+    for wrong in (None, 3, ["select_blocks"]):
+        with pytest.raises(openmsa.InvalidArgumentError, match="operation: got"):
+            openmsa.workspace_size(wrong)  # type: ignore[arg-type]
     problem = make_problem(((40, 40),))
     with pytest.raises(openmsa.InvalidArgumentError, match="block_size"):
         openmsa.workspace_size("select_blocks", *problem.index, block_size=33)
