@@ -36,6 +36,7 @@ void for_each_element(const HostTensor& tensor, const Visit& visit) {
   for (int32_t axis = 0; axis < view.rank; ++axis) {
     shape[axis] = view.shape[axis];
     strides[axis] = view.strides[axis];
+    if (shape[axis] == 0) return;  // another axis may be of any length
   }
   for (int64_t a = 0; a < shape[0]; ++a) {
     for (int64_t b = 0; b < shape[1]; ++b) {
