@@ -8,6 +8,8 @@ endif()
 
 function(openmsa_target_options target)
   set(host $<COMPILE_LANGUAGE:C,CXX>)
+  # Messages name files as the project knows them, wherever it was built.
+  target_compile_options(${target} PRIVATE "$<${host}:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>")
   target_compile_options(${target} PRIVATE "$<${host}:-Wall;-Wextra;-Wshadow;-Wpointer-arith>"
                                            "$<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor;-Woverloaded-virtual>")
   if(OPENMSA_WERROR)

@@ -23,7 +23,7 @@ inline bool may_use_threads() {
 template <typename Scratch, typename Body>
 void parallel_for(int64_t count, const Body& body) {
   std::exception_ptr failure;
-#pragma omp parallel if (may_use_threads())
+#pragma omp parallel if (count > 1 && may_use_threads())
   {
     Scratch scratch;
 #pragma omp for schedule(dynamic, 1)

@@ -21,7 +21,7 @@ void score_blocks(const SelectParams& params, const QueryKeys& keys, int64_t que
                   std::vector<double>* scores) {
   const Rows index_q(params.index_q), index_k(params.index_k);
   const int64_t dim = index_q.dim(), blocks = keys.blocks();
-  const int64_t key_head = first_head * index_k.heads() / index_q.heads();
+  const int64_t key_head = Heads{.index = index_q.heads(), .index_key = index_k.heads()}.index_key_head(first_head);
   std::vector<double> queries, key(static_cast<size_t>(dim));
   load_heads(index_q, query, first_head, heads, &queries);
 

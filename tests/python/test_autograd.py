@@ -164,8 +164,8 @@ def test_kl_backward_writes_the_kl_itself(warmup: bool) -> None:
     problem = make_problem().trainable()
     kl_out = torch.full((), -1.0)
     result = openmsa.msa_attention(*problem.tensors, **problem.selection, kl="backward", kl_out=kl_out, warmup=warmup)
-    assert float(result.kl) == 0.0
-    assert float(kl_out) == -1.0
+    assert result.kl.item() == 0.0
+    assert kl_out.item() == -1.0
     (result.out.sum() + 3.0 * result.kl).backward()
     torch.testing.assert_close(kl_out, expected.kl.detach(), rtol=2e-4, atol=0)
     for tensor, other in zip(problem.tensors, exact.tensors, strict=True):
