@@ -675,12 +675,12 @@ TEST(Messages, NumbersAreTheSameInEveryLocale) {
 
 // Views of stride 0 ask for more than any memory holds: 65536 heads of 2^30 blocks.
 TEST(HostMemory, RunningOutIsAnErrorByName) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "AddressSanitizer ends the process when memory runs out";
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers end the process when memory runs out";
 #endif
 #if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-  GTEST_SKIP() << "AddressSanitizer ends the process when memory runs out";
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+  GTEST_SKIP() << "sanitizers end the process when memory runs out";
 #endif
 #endif
   constexpr int64_t kHeads = 65536;
