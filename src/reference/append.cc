@@ -2,7 +2,6 @@
 #include <cstring>
 #include <vector>
 
-#include "reference/sequences.h"
 #include "reference/stages.h"
 #include "reference/tensor_access.h"
 

@@ -6,9 +6,7 @@
 #include <vector>
 
 #include "reference/kl.h"
-#include "reference/parallel.h"
 #include "reference/scores.h"
-#include "reference/sequences.h"
 #include "reference/stages.h"
 #include "reference/tensor_access.h"
 

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "reference/kl.h"
-#include "reference/parallel.h"
 #include "reference/scores.h"
 #include "reference/stages.h"
 #include "reference/tensor_access.h"

@@ -11,15 +11,6 @@
 
 namespace openmsa::reference {
 
-// Heads of a call: index head r serves `group` query heads from r * group on, which share one KV head.
-struct Heads {
-  int64_t query = 1, kv = 1, index = 1, index_key = 1;
-
-  int64_t group() const { return query / index; }
-  int64_t kv_head(int64_t index_head) const { return index_head * kv / index; }
-  int64_t index_key_head(int64_t index_head) const { return index_head * index_key / index; }
-};
-
 // One order of additions everywhere, so that a (query, key) pair has the same score in every stage.
 inline double dot(const double* a, const double* b, int64_t length) {
   constexpr int kLanes = 8;

@@ -6,9 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "reference/parallel.h"
 #include "reference/scores.h"
-#include "reference/sequences.h"
 #include "reference/stages.h"
 #include "reference/tensor_access.h"
 

@@ -7,8 +7,9 @@
 #include <set>
 
 #include "api/dtype.h"
+#include "host/elements.h"
+#include "host/sequences.h"
 #include "reference/select.h"
-#include "reference/sequences.h"
 #include "reference/tensor_access.h"
 
 namespace openmsa::cases {
@@ -137,7 +138,7 @@ std::vector<int64_t> decode_blocks(const HostTensor& indices) {
   for (int64_t head = 0; head < view.shape[0]; ++head) {
     for (int64_t query = 0; query < view.shape[1]; ++query) {
       for (int64_t slot = 0; slot < view.shape[2]; ++slot) {
-        blocks.push_back(reference::load_index(view, head, query, slot));
+        blocks.push_back(host::load_index(view, head, query, slot));
       }
     }
   }

@@ -9,6 +9,7 @@
 
 #include "api/backend.h"
 #include "cpp/case_compare.h"
+#include "host/elements.h"
 #include "reference/tensor_access.h"
 
 namespace openmsa::cases {
@@ -160,7 +161,7 @@ HostTensor make_blocks(const Case& c, int64_t topk, const std::vector<int64_t>& 
   size_t next = 0;
   for (int64_t head = 0; head < c.heads_index; ++head) {
     for (int64_t query = 0; query < c.tokens_q; ++query) {
-      for (int64_t slot = 0; slot < topk; ++slot) reference::store_index(view, head, query, slot, entries[next++]);
+      for (int64_t slot = 0; slot < topk; ++slot) host::store_index(view, head, query, slot, entries[next++]);
     }
   }
   return result;

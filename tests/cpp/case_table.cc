@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "api/dtype.h"
+#include "host/elements.h"
 #include "reference/tensor_access.h"
 
 namespace openmsa::cases {
@@ -297,7 +298,7 @@ void fill_caller_selection(const Case& c, HostTensor* indices) {
       const int64_t blocks = (keys[static_cast<size_t>(query)] + c.block_size - 1) / c.block_size;
       const int64_t row = (head * c.tokens_q + query) * c.topk;
       for (int64_t t = 0; t < c.topk; ++t) {
-        reference::store_index(view, head, query, t, caller_block(c, hashes(row + t), hashes(row), blocks, t));
+        host::store_index(view, head, query, t, caller_block(c, hashes(row + t), hashes(row), blocks, t));
       }
     }
   }

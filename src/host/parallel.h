@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <exception>
 
-namespace openmsa::reference {
+namespace openmsa::host {
 
 // Whether this process may use several threads. A child that was forked after a parallel loop may not: GNU's OpenMP
 // would wait there for the parent's threads, which a fork does not copy.
@@ -31,7 +31,7 @@ void parallel_for(int64_t count, const Body& body) {
       try {
         body(item, scratch);
       } catch (...) {
-#pragma omp critical(openmsa_reference_failure)
+#pragma omp critical(openmsa_parallel_failure)
         if (!failure) failure = std::current_exception();
       }
     }
@@ -39,4 +39,4 @@ void parallel_for(int64_t count, const Body& body) {
   if (failure) std::rethrow_exception(failure);
 }
 
-}  // namespace openmsa::reference
+}  // namespace openmsa::host

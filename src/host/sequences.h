@@ -6,7 +6,7 @@
 
 #include "api/stages.h"
 
-namespace openmsa::reference {
+namespace openmsa::host {
 
 // The visible keys of one block: rows first .. first + length - 1 of the key tensor (paged: counted through the pool).
 // Length 0: none is visible.
@@ -58,4 +58,4 @@ void selected_blocks(const Tensor* indices, int64_t index_head, int64_t query, c
 // Rows of the visible keys of these blocks: the set T of docs/definition.md.
 void visible_tokens(const QueryKeys& keys, const std::vector<int64_t>& blocks, std::vector<int64_t>* tokens);
 
-}  // namespace openmsa::reference
+}  // namespace openmsa::host

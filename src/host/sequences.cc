@@ -1,10 +1,10 @@
-#include "reference/sequences.h"
+#include "host/sequences.h"
 
 #include <algorithm>
 
-#include "reference/tensor_access.h"
+#include "host/elements.h"
 
-namespace openmsa::reference {
+namespace openmsa::host {
 
 KeyBlock QueryKeys::block(int64_t number) const {
   if (number < 0 || number >= blocks()) return {};
@@ -94,4 +94,4 @@ void visible_tokens(const QueryKeys& keys, const std::vector<int64_t>& blocks, s
   }
 }
 
-}  // namespace openmsa::reference
+}  // namespace openmsa::host
