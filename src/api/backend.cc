@@ -54,6 +54,7 @@ std::span<const Backend* const> backends() {
 #ifdef OPENMSA_WITH_SM90
       &sm90_backend(),
 #endif
+      &cpu_backend(),
       &reference_backend(),
   };
   return kBackends;

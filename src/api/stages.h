@@ -171,6 +171,7 @@ class Backend {
 
 // The backends of this build, each in its own room.
 const Backend& reference_backend();
+const Backend& cpu_backend();
 #ifdef OPENMSA_WITH_SM90
 const Backend& sm90_backend();
 #endif

@@ -28,6 +28,7 @@ struct Limits {
 };
 const Limits kLimits[] = {
     {"reference", {}, {}},
+    {"cpu", {}, {}},
     {"sm90", {"fp32", "block32", "dim", "topk", "unaligned"}, {"dv", "fp8", "heads", "negative_stride", "zero_stride"}},
 };
 
