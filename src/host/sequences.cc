@@ -57,7 +57,7 @@ Sequences::Sequence Sequences::sequence(int64_t number) const {
 QueryKeys Sequences::keys_of(int64_t query) const {
   QueryKeys keys;
   keys.block_size = block_size_;
-  const int64_t number = query < queries_end_ ? sequence_of_[static_cast<size_t>(query)] : -1;
+  const int64_t number = sequence_of(query);
   if (number < 0) return keys;
   const Sequence s = sequence(number);
   // Causal, aligned at the bottom right: the sequence's last query sees every key.

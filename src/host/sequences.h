@@ -33,6 +33,10 @@ class Sequences {
   Sequences(const SequenceLayout& layout, int64_t block_size);
 
   QueryKeys keys_of(int64_t query) const;
+  // The sequence that a query row belongs to, -1: none.
+  int64_t sequence_of(int64_t query) const {
+    return query < queries_end_ ? sequence_of_[static_cast<size_t>(query)] : -1;
+  }
 
   int64_t most_keys() const { return most_keys_; }      // of any sequence
   int64_t queries_end() const { return queries_end_; }  // rows from here on are padding: they belong to no sequence
