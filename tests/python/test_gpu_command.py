@@ -102,6 +102,36 @@ def test_results_of_an_earlier_run_do_not_count(tmp_path: Path) -> None:
     assert "total: 0 passed, 1 failed, 0 skipped" in result.stdout
 
 
+def test_words_of_names_select_steps(tmp_path: Path) -> None:
+    gpu = load()
+    steps = gpu.steps_of(tmp_path, tmp_path, False)
+    assert [step.name for step in gpu.select_steps(steps, [])] == [step.name for step in steps]
+    assert [step.name for step in gpu.select_steps(steps, ["bench"])] == ["bench stage_select"]
+    assert [step.name for step in gpu.select_steps(steps, ["python others", "sm90_test"])] == [
+        "sm90_test",
+        "python others",
+    ]
+    sanitizers = gpu.steps_of(tmp_path, tmp_path, True)
+    assert len(gpu.select_steps(sanitizers, ["memcheck"])) == len(sanitizers) / 2
+
+
+def test_all_steps_together_stay_below_ten_minutes(tmp_path: Path) -> None:
+    gpu = load()
+    for sanitize in (False, True):
+        assert sum(step.limit for step in gpu.steps_of(tmp_path, tmp_path, sanitize)) < 600
+
+
+def test_arguments_go_to_the_step_that_is_named(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path, {"sm90_test": 'echo "got $*"; ' + writes(REPORT.format(failed=""))})
+    common = ("run", "--bundle", str(bundle), "--out", str(tmp_path))
+    result = run(*common, "sm90_test", "--", "--gtest_filter=*.Repeats", "--more")
+    assert result.returncode == 0, result.stderr
+    assert re.search(r"got .*--gtest_filter=\*\.Repeats --more", result.stdout)
+    result = run(*common, "--", "--more")
+    assert result.returncode == 2
+    assert "'--more': arguments go to one step" in result.stderr
+
+
 def test_bad_usage(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, {})
     for arguments, part in (

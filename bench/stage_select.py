@@ -1,0 +1,252 @@
+"""Index scores with the exact top-k at M3's shape: 4 index heads, one key head, Di 128, blocks of 128, topk 16, causal.
+
+    python bench/stage_select.py --out DIR [--lengths 8192 131072] [--dtypes bf16] [--selections random] [--device cpu]
+
+Times select_blocks on the vectors of selections.py and checks sampled rows against float64 before a time counts; beside
+it, where OPENMSA_PEERS is set (peers.py), the scores and top-k of vLLM (bf16) and FlashInfer (fp8) on the same tensors.
+In the same run: the bare product rates of PyTorch, what the top-k adds to the scores, and how many of the blocks that
+bf16 vectors choose their fp8 casts choose too. Writes DIR/stage_select.csv and DIR/stage_select_context.csv. On the CPU
+it shows that the bench itself works; the times mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openmsa
+import torch
+from common.results import Machine, Row, machine, write_rows, write_table
+from common.timing import GpuTimer, Measured, Timer
+from peers import select_peer
+from select_check import check_selection, recall, sample_rows
+from selections import GENERATORS, make_overlap, random
+from torch import Tensor
+
+HEADS, DIM, BLOCK, TOPK = 4, 128, 128, 16
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8index": torch.float8_e4m3fn}
+LENGTHS = [8192, 32768, 131072, 524288, 1048576]
+RECALL_LENGTHS = (32768, 131072)
+TOPK_LENGTH = 131072
+CONTEXT_FIELDS = (
+    "quantity",
+    "selection",
+    "dtype",
+    "n",
+    "value",
+    "unit",
+    "clock_mhz",
+    "gpu",
+    "driver",
+    "commit",
+    "date",
+)
+
+
+@dataclass
+class Run:
+    timer: Timer
+    machine: Machine
+    device: str
+    rows: list[Row]
+    context: list[list[str]]
+    rates: dict[str, list[float]]  # TFLOP/s of the bare product by dtype, at the start and at the end
+
+    def note(
+        self, quantity: str, value: float, unit: str, *, selection: str = "", dtype: str = "", n: int | str = "",
+        clock: int | None = None,
+    ) -> None:  # fmt: skip
+        m = self.machine
+        shown = "" if clock is None else str(clock)
+        self.context.append(
+            [quantity, selection, dtype, str(n), f"{value:.5g}", unit, shown, m.gpu, m.driver, m.commit, m.date]
+        )
+        label = " ".join(word for word in (quantity, selection, dtype, str(n)) if word)
+        print(f"{label}: {value:.5g} {unit}" + (f" at {shown} MHz" if shown else ""), flush=True)
+
+
+def select_flop(queries: int, keys: int) -> float:
+    """Two per multiply-add of every visible (query, key) pair."""
+    return 2 * DIM * HEADS * (queries * (keys - queries) + queries * (queries + 1) / 2)
+
+
+class Select:
+    """select_blocks into buffers of its own."""
+
+    def __init__(self, index_q: Tensor, index_k: Tensor, topk: int = TOPK, local_blocks: int = 1) -> None:
+        self._tensors = index_q, index_k
+        self._arguments: dict[str, Any] = {"topk": topk, "block_size": BLOCK, "local_blocks": local_blocks}
+        self.indices = torch.empty(HEADS, index_q.shape[0], topk, dtype=torch.int32, device=index_q.device)
+        size = openmsa.workspace_size("select_blocks", *self._tensors, **self._arguments, out=self.indices)
+        self._workspace = torch.empty(size, dtype=torch.uint8, device=index_q.device)
+
+    def __call__(self) -> None:
+        openmsa.select_blocks(*self._tensors, **self._arguments, out=self.indices, workspace=self._workspace)
+
+
+def moved_bytes(index_q: Tensor, index_k: Tensor) -> int:
+    """Inputs read once and indices written once."""
+    return (index_q.numel() + index_k.numel()) * index_q.element_size() + 4 * TOPK * HEADS * index_q.shape[0]
+
+
+def bench_case(run: Run, selection: str, dtype: str, index_q: Tensor, index_k: Tensor) -> Tensor:
+    """Adds the case's row and returns its indices."""
+    n = index_q.shape[0]
+    ours = Select(index_q, index_k)
+    ours()
+    rows = sample_rows(n)
+    checked = check_selection(ours.indices, index_q, index_k, rows)
+    peer = select_peer(index_q, index_k)
+    baseline, baseline_ms = "", None
+    if peer is None:
+        (own,) = run.timer.measure(ours)
+    else:
+        baseline, call = peer
+        check_selection(call(), index_q, index_k, rows, ordered=False)
+        own, other = run.timer.measure(ours, call)
+        baseline_ms = other.ms
+    check_selection(ours.indices, index_q, index_k, rows)  # what the timed calls left
+    row = Row(
+        "stage-select", selection, dtype, n, 1, own.ms, run.machine, baseline, baseline_ms,
+        useful_tflops=select_flop(n, n) / own.ms / 1e9, gbs=moved_bytes(index_q, index_k) / own.ms / 1e6,
+        clock_mhz=own.clock_mhz,
+    )  # fmt: skip
+    run.rows.append(row)
+    beside = f", {baseline} {baseline_ms:.3f} ms" if baseline_ms is not None else ""
+    print(
+        f"{selection} {dtype} {n}: {own.ms:.3f} ms{beside}, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, "
+        f"{own.repeats} repeats; {checked.differing} of {checked.rows} checked rows differ from float64, "
+        f"by {checked.worst:.1e} of |q| max |k|",
+        flush=True,
+    )
+    return ours.indices.clone()
+
+
+def bench_vectors(run: Run, selection: str, vectors: tuple[np.ndarray, np.ndarray], dtypes: list[str]) -> None:
+    index = [torch.from_numpy(x).to(run.device) for x in vectors]
+    n = index[0].shape[0]
+    indices = {dtype: bench_case(run, selection, dtype, *(x.to(DTYPES[dtype]) for x in index)) for dtype in dtypes}
+    if n in RECALL_LENGTHS and {"bf16", "fp8index"} <= indices.keys():
+        share = recall(indices["fp8index"], indices["bf16"], slice(TOPK * BLOCK, None))
+        run.note("fp8-recall", share, "share", selection=selection, n=n)
+
+
+def bench_products(run: Run, when: str, dtypes: list[str]) -> None:
+    """The library's bare product, what the bars are scaled by."""
+    size = 8192 if run.device == "cuda" else 256
+    a, b = (torch.randn(size, size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
+    one = torch.ones((), device=run.device)
+    for dtype in dtypes:
+        x, y = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
+        if dtype == "fp8index":
+            if run.device != "cuda":
+                continue
+            column_major = y.T.contiguous().T
+
+            def product(x: Tensor = x, y: Tensor = column_major) -> Tensor:
+                return torch._scaled_mm(x, y, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        else:
+
+            def product(x: Tensor = x, y: Tensor = y) -> Tensor:
+                return x @ y
+
+        (measured,) = run.timer.measure(product)
+        rate = 2 * size**3 / measured.ms / 1e9
+        run.rates.setdefault(dtype, []).append(rate)
+        run.note(f"product-{when}", rate, "TFLOP/s", dtype=dtype, n=size, clock=measured.clock_mhz)
+
+
+def bench_topk(run: Run, dtypes: list[str]) -> None:
+    """What keeping 16 blocks adds: beside the same scores with the best block alone (topk 1, no local block), and
+    beside the scores' FLOP at the bare product rate. `square`: a causal sequence, 4 n rows that see n / 256 blocks on
+    average. `wide`: n rows that see n / 128 blocks on average, the last n / 4 queries of 9 n / 8 keys."""
+    n = TOPK_LENGTH
+    tensors = [torch.from_numpy(x).to(run.device) for x in random(n + n // 8, HEADS, DIM, seed=3)]
+    for dtype in dtypes:
+        index_q, index_k = (x.to(DTYPES[dtype]) for x in tensors)
+        for shape, queries, keys in (("square", n, n), ("wide", n // 4, n + n // 8)):
+            q, k = index_q[:queries], index_k[:keys]
+            full, best = Select(q, k), Select(q, k, topk=1, local_blocks=0)
+            with_topk, with_best = run.timer.measure(full, best)
+            check_selection(full.indices, q, k, sample_rows(queries))
+
+            def note(what: str, ms: float, of: Measured, dtype: str = dtype, shape: str = shape) -> None:
+                run.note(f"{what}-{shape}", ms, "ms", selection="random", dtype=dtype, n=n, clock=of.clock_mhz)
+
+            note("topk16", with_topk.ms, with_topk)
+            note("best-block", with_best.ms, with_best)
+            note("topk16-over-best-block", with_topk.ms - with_best.ms, with_topk)
+            if dtype in run.rates:
+                bare = select_flop(queries, keys) / max(run.rates[dtype]) / 1e9
+                note("bare-product", bare, with_topk)
+                note("topk16-over-bare-product", with_topk.ms - bare, with_topk)
+
+
+def print_shares(run: Run) -> None:
+    print("\nshare of the run's bare product rate (mean of start and end)")
+    for row in run.rows:
+        if row.dtype in run.rates and row.useful_tflops is not None:
+            rate = sum(run.rates[row.dtype]) / len(run.rates[row.dtype])
+            beside = "" if row.baseline_ms is None else f", {row.baseline_ms / row.openmsa_ms:.2f}x {row.baseline}"
+            print(
+                f"{row.selection:8}{row.dtype:9}{row.n:8} {row.useful_tflops:8.1f} TFLOP/s "
+                f"{row.useful_tflops / rate:6.1%}{beside}"
+            )
+
+
+def parse_arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = parse_arguments(words)
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        print("stage_select: no GPU; --device cpu tries the bench without one", file=sys.stderr)
+        return 1
+    on_gpu = arguments.device == "cuda"
+    timer = GpuTimer() if on_gpu else Timer()
+    name = torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+    facts = machine(name, timer.driver if isinstance(timer, GpuTimer) else "")
+    run = Run(timer, facts, arguments.device, [], [], {})
+    started = time.monotonic()
+
+    def stage(what: str, call: Callable[[], None]) -> None:
+        print(f"-- {what}, {time.monotonic() - started:.0f} s after the start", flush=True)
+        call()
+
+    stage("bare products", lambda: bench_products(run, "start", arguments.dtypes))
+    for n in arguments.lengths:
+        vectors = random(n, HEADS, DIM, seed=n)
+        for selection in GENERATORS:  # overlap is made from random's vectors, in place
+            if selection == "overlap":
+                vectors = make_overlap(*vectors, seed=n)
+            if selection in arguments.selections:
+                stage(
+                    f"{selection}, {n} keys",
+                    lambda s=selection, v=vectors: bench_vectors(run, s, v, arguments.dtypes),  # type: ignore[misc]
+                )
+    if TOPK_LENGTH in arguments.lengths:
+        stage("what the top-k adds", lambda: bench_topk(run, arguments.dtypes))
+    stage("bare products", lambda: bench_products(run, "end", arguments.dtypes))
+    print_shares(run)
+    if arguments.out is not None:
+        write_rows(arguments.out / "stage_select.csv", run.rows)
+        write_table(arguments.out / "stage_select_context.csv", CONTEXT_FIELDS, run.context)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
