@@ -289,6 +289,13 @@ OPENMSA_API int64_t openmsa_workspace_limit(void);
 OPENMSA_API void openmsa_set_check_inputs(int32_t enabled);
 OPENMSA_API int32_t openmsa_check_inputs(void);
 
+/* The most threads that CPU calls of the calling thread use, 0 to 1024; more than there are processors count as those.
+ * 0, the default, leaves it to OpenMP (OMP_NUM_THREADS, omp_set_num_threads). Results do not depend on it. Calls that
+ * are made inside a parallel region, or in a forked child, use one thread. Each thread that calls has a team of its
+ * own. */
+OPENMSA_API openmsa_status openmsa_set_num_threads(int32_t threads);
+OPENMSA_API int32_t openmsa_num_threads(void);
+
 /* Message of the last failure on this thread, "" before the first; valid until the thread's next call. */
 OPENMSA_API const char* openmsa_last_error(void);
 

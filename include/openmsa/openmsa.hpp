@@ -115,6 +115,8 @@ OPENMSA_API void set_workspace_limit(int64_t bytes);
 OPENMSA_API int64_t workspace_limit() noexcept;
 OPENMSA_API void set_check_inputs(bool enabled) noexcept;
 OPENMSA_API bool check_inputs() noexcept;
+OPENMSA_API void set_num_threads(int32_t threads);
+OPENMSA_API int32_t num_threads() noexcept;
 
 // One line of JSON: what this build holds and this machine offers.
 OPENMSA_API std::string info();

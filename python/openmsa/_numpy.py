@@ -9,6 +9,7 @@ import numpy as np
 
 from ._library import binding
 from ._shapes import Output
+from ._threads import follow_torch
 
 # openmsa_tensor of openmsa.h: data, shape[4], strides[4], rank, dtype, device_type, device_index.
 _TENSOR = struct.Struct("=Q4q4q4i")
@@ -22,6 +23,7 @@ def new(output: Output) -> Any:
 
 
 def call(operation: str, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+    follow_torch()
     getattr(binding, operation)(*map(_describe, inputs), *map(_describe_output, outputs))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from . import _shapes
 from ._library import binding
 from ._shapes import Output
+from ._threads import follow_torch
 from .errors import Error, InvalidArgumentError, UnsupportedError
 
 library: Any = torch.library.Library("openmsa", "DEF")  # type: ignore[no-untyped-call]
@@ -61,6 +62,7 @@ def define(name: str, arguments: str, results: str, kernel: Kernel, fake: Kernel
 
 def _explained(name: str, kernel: Kernel) -> Kernel:
     def explained(*arguments: Any) -> Any:
+        follow_torch()
         try:
             return kernel(*arguments)
         except Error:

@@ -466,6 +466,11 @@ void set_workspace_limit(int64_t bytes) {
 int64_t workspace_limit() { return openmsa::workspace_limit(); }
 void set_check_inputs(bool enabled) { openmsa::set_check_inputs(enabled); }
 bool check_inputs() { return openmsa::check_inputs(); }
+void set_num_threads(int64_t threads) {
+  // A number past the core's limit is as good as the limit: more than there are processors count as those.
+  openmsa::set_num_threads(static_cast<int32_t>(std::clamp<int64_t>(threads, 0, 1024)));
+}
+int64_t num_threads() { return openmsa::num_threads(); }
 tvm::ffi::String info() {
   std::string text;
   guarded("", [&] { text = openmsa::info(); });
@@ -478,5 +483,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_workspace_limit, set_workspace_limit)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(workspace_limit, workspace_limit)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_check_inputs, set_check_inputs)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(check_inputs, check_inputs)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(set_num_threads, set_num_threads)
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(num_threads, num_threads)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(info, info)
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(version, [] { return tvm::ffi::String(openmsa_version()); })

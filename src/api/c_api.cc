@@ -143,6 +143,11 @@ int64_t openmsa_workspace_limit(void) { return openmsa::workspace_limit(); }
 void openmsa_set_check_inputs(int32_t enabled) { openmsa::set_check_inputs(enabled != 0); }
 int32_t openmsa_check_inputs(void) { return openmsa::check_inputs() ? 1 : 0; }
 
+openmsa_status openmsa_set_num_threads(int32_t threads) {
+  return guarded([&] { openmsa::set_num_threads(threads); });
+}
+int32_t openmsa_num_threads(void) { return openmsa::num_threads(); }
+
 const char* openmsa_last_error(void) { return t_last_error.c_str(); }
 
 const char* openmsa_version(void) {

@@ -1,4 +1,4 @@
-// Settings of the process.
+// Settings of the process, and of its threads.
 #include <atomic>
 
 #include "api/error.h"
@@ -8,6 +8,10 @@ namespace {
 
 std::atomic<int64_t> g_workspace_limit{int64_t{1} << 30};
 std::atomic<bool> g_check_inputs{false};
+
+// Of each thread its own, like OpenMP's: a program may give its threads different shares of the processors.
+thread_local int32_t t_num_threads = 0;
+constexpr int32_t kMostThreads = 1024;
 
 }  // namespace
 
@@ -21,5 +25,14 @@ int64_t workspace_limit() noexcept { return g_workspace_limit.load(std::memory_o
 void set_check_inputs(bool enabled) noexcept { g_check_inputs.store(enabled, std::memory_order_relaxed); }
 
 bool check_inputs() noexcept { return g_check_inputs.load(std::memory_order_relaxed); }
+
+void set_num_threads(int32_t threads) {
+  if (threads < 0 || threads > kMostThreads) {
+    fail_argument("num_threads: got ", threads, ", expected 0 (as OpenMP is set) to ", kMostThreads);
+  }
+  t_num_threads = threads;
+}
+
+int32_t num_threads() noexcept { return t_num_threads; }
 
 }  // namespace openmsa

@@ -209,8 +209,7 @@ class Backward {
     split(&d_v_, heads_.kv);
     split(&d_index_k_, heads_.index_key);
 
-    struct NoScratch {};
-    parallel_for<NoScratch>(static_cast<int64_t>(parts.size()), [&](int64_t number, NoScratch&) {
+    parallel_for(static_cast<int64_t>(parts.size()), [&](int64_t number) {
       const auto [sums, head, begin] = parts[static_cast<size_t>(number)];
       const int64_t end = std::min(begin + kColumns, sums->dim());
       for (int64_t at = 0; at < count; ++at) {

@@ -114,6 +114,10 @@ int main(void) {
   CHECK(openmsa_check_inputs() == 0);
   openmsa_set_check_inputs(1);
   CHECK(openmsa_check_inputs() == 1);
+  CHECK(openmsa_num_threads() == 0);
+  CHECK(openmsa_set_num_threads(2) == OPENMSA_OK);
+  CHECK(openmsa_num_threads() == 2);
+  CHECK(openmsa_set_num_threads(-1) == OPENMSA_INVALID_ARGUMENT);
   select_and_attend();
   CHECK(openmsa_paged_append(NULL) == OPENMSA_INVALID_ARGUMENT);
   return failures == 0 ? 0 : 1;
