@@ -29,18 +29,22 @@ HWY_INLINE FloatVector load_widened(const hwy::float16_t* from) {
 }
 // e4m3 has float16's layout with three mantissa bits and a bias smaller by 8: shifted into place, a value is 2^-8 of
 // itself, subnormals included. Its NaN, all bits set, has no counterpart there.
+template <typename Words, typename Vector>
+HWY_INLINE Vector float16_of_e4m3(Words words, Vector stored) {
+  const Vector magnitude = hn::And(stored, hn::Set(words, 0x7f));
+  const Vector sign = hn::ShiftLeft<8>(hn::And(stored, hn::Set(words, 0x80)));
+  const Vector not_a_number =
+      hn::And(hn::VecFromMask(words, hn::Eq(magnitude, hn::Set(words, 0x7f))), hn::Set(words, 0x7e00));
+  return hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)), not_a_number);
+}
+inline constexpr float kE4m3OfFloat16 = 256.0f;
+
 HWY_INLINE FloatVector load_widened(const uint8_t* from) {
   const Floats floats;
-  const hn::Rebind<uint8_t, Floats> bytes;
-  const hn::Rebind<uint16_t, Floats> halves;
-  const auto stored = hn::PromoteTo(halves, hn::LoadU(bytes, from));
-  const auto magnitude = hn::And(stored, hn::Set(halves, 0x7f));
-  const auto sign = hn::ShiftLeft<8>(hn::And(stored, hn::Set(halves, 0x80)));
-  const auto not_a_number =
-      hn::And(hn::VecFromMask(halves, hn::Eq(magnitude, hn::Set(halves, 0x7f))), hn::Set(halves, 0x7e00));
-  const auto bits = hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)), not_a_number);
-  const auto value = hn::PromoteTo(floats, hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), bits));
-  return hn::Mul(value, hn::Set(floats, 256.0f));
+  const hn::Rebind<uint16_t, Floats> words;
+  const auto stored = hn::PromoteTo(words, hn::LoadU(hn::Rebind<uint8_t, Floats>(), from));
+  const auto value = hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), float16_of_e4m3(words, stored));
+  return hn::Mul(hn::PromoteTo(floats, value), hn::Set(floats, kE4m3OfFloat16));
 }
 
 inline float widen_one(const float* from) { return *from; }
@@ -104,25 +108,171 @@ inline void pack_rows(const StoredRows& rows, int64_t count, float* panels) {
   });
 }
 
+#if HWY_TARGET != HWY_SCALAR
+
+// Transposition of a square of vectors within 128-bit blocks: afterwards lane i of a block of vectors[c] is what lane c
+// of that block of vectors[i] was. Each round rotates the bits of (vector, lane) by one.
+template <typename Tag, typename Vector, int64_t kCount>
+HWY_INLINE void transpose_in_blocks(Tag tag, Vector (&vectors)[kCount]) {
+#pragma GCC unroll 4
+  for (int64_t round = 1; round < kCount; round *= 2) {
+    Vector rotated[kCount];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kCount / 2; ++i) {
+      rotated[2 * i] = hn::InterleaveLower(tag, vectors[i], vectors[i + kCount / 2]);
+      rotated[2 * i + 1] = hn::InterleaveUpper(tag, vectors[i], vectors[i + kCount / 2]);
+    }
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kCount; ++i) vectors[i] = rotated[i];
+  }
+}
+
+// The vector whose 128-bit block b is load(first_block + b).
+template <typename Tag, typename Load>
+HWY_INLINE hn::Vec<Tag> load_blocks(Tag tag, int64_t first_block, const Load& load) {
+  if constexpr (hn::MaxLanes(tag) * sizeof(hn::TFromD<Tag>) == 16) {
+    return load(first_block);
+  } else {
+    const hn::Half<Tag> half;
+    constexpr int64_t kHalfBlocks = hn::MaxLanes(half) * sizeof(hn::TFromD<Tag>) / 16;
+    return hn::Combine(tag, load_blocks(half, first_block + kHalfBlocks, load), load_blocks(half, first_block, load));
+  }
+}
+
+// The storage types as pack_square sees them: a square of kDepths depths of kColumns rows, column(block, i) being the
+// row in lane i of a block, and store(square, d, factors, to), which writes depth d of them widened.
+template <typename Stored>
+struct Square;
+
+template <>
+struct Square<float> {
+  using Tag = Floats;
+  static constexpr int64_t kDepths = 4, kColumns = kLanes;
+  static constexpr int64_t column(int64_t block, int64_t i) { return 4 * block + i; }
+  static HWY_INLINE hn::Vec<hn::Full128<float>> load(const float* from) {
+    return hn::LoadU(hn::Full128<float>(), from);
+  }
+  static HWY_INLINE void store(FloatVector row, FloatVector factors, float* to) {
+    hn::Store(hn::Mul(factors, row), Floats(), to);
+  }
+};
+
+struct SquareOfWords {
+  using Tag = hn::Repartition<uint16_t, Floats>;
+  using Vector = hn::Vec<Tag>;
+  using Block = hn::Full128<uint16_t>;
+  static constexpr int64_t kDepths = 8, kColumns = 2 * kLanes;
+};
+
+// A bfloat16 is the upper half of a float32: interleaved with zeros, a block's first and last four words become a block
+// of two vectors.
+template <>
+struct Square<hwy::bfloat16_t> : SquareOfWords {
+  static constexpr int64_t column(int64_t block, int64_t i) { return 4 * block + i % 4 + i / 4 * kLanes; }
+  static HWY_INLINE hn::Vec<Block> load(const hwy::bfloat16_t* from) {
+    return hn::LoadU(Block(), reinterpret_cast<const uint16_t*>(from));
+  }
+  static HWY_INLINE void store(Vector row, FloatVector factors, float* to) {
+    const Floats floats;
+    const Tag words;
+    const Vector zero = hn::Zero(words);
+    hn::Store(hn::Mul(factors, hn::BitCast(floats, hn::InterleaveLower(words, zero, row))), floats, to);
+    hn::Store(hn::Mul(factors, hn::BitCast(floats, hn::InterleaveUpper(words, zero, row))), floats, to + kLanes);
+  }
+};
+
+// Both halves of a row of words that hold float16, times two factors one after the other.
+HWY_INLINE void store_float16(SquareOfWords::Vector row, FloatVector first_factor, FloatVector factors, float* to) {
+  const Floats floats;
+  const hn::Half<SquareOfWords::Tag> half;
+  const hn::Rebind<hwy::float16_t, Floats> float16s;
+  const auto lower = hn::PromoteTo(floats, hn::BitCast(float16s, hn::LowerHalf(half, row)));
+  const auto upper = hn::PromoteTo(floats, hn::BitCast(float16s, hn::UpperHalf(half, row)));
+  hn::Store(hn::Mul(factors, hn::Mul(first_factor, lower)), floats, to);
+  hn::Store(hn::Mul(factors, hn::Mul(first_factor, upper)), floats, to + kLanes);
+}
+
+template <>
+struct Square<hwy::float16_t> : SquareOfWords {
+  static constexpr int64_t column(int64_t block, int64_t i) { return 8 * block + i; }
+  static HWY_INLINE hn::Vec<Block> load(const hwy::float16_t* from) {
+    return hn::LoadU(Block(), reinterpret_cast<const uint16_t*>(from));
+  }
+  static HWY_INLINE void store(Vector row, FloatVector factors, float* to) {
+    store_float16(row, hn::Set(Floats(), 1.0f), factors, to);
+  }
+};
+
+template <>
+struct Square<uint8_t> : SquareOfWords {
+  static constexpr int64_t column(int64_t block, int64_t i) { return 8 * block + i; }
+  static HWY_INLINE hn::Vec<Block> load(const uint8_t* from) {
+    return hn::PromoteTo(Block(), hn::LoadU(hn::Rebind<uint8_t, Block>(), from));
+  }
+  static HWY_INLINE void store(Vector row, FloatVector factors, float* to) {
+    store_float16(float16_of_e4m3(Tag(), row), hn::Set(Floats(), kE4m3OfFloat16), factors, to);
+  }
+};
+
+// panel[d][column] for kDepths depths of kColumns rows, transposed in registers.
+template <typename Stored>
+HWY_INLINE void pack_square(const Stored* HWY_RESTRICT rows, int64_t stride, FloatVector factors,
+                            float* HWY_RESTRICT panel) {
+  using Shape = Square<Stored>;
+  const typename Shape::Tag tag;
+  hn::Vec<typename Shape::Tag> square[Shape::kDepths];
+#pragma GCC unroll 8
+  for (int64_t i = 0; i < Shape::kDepths; ++i) {
+    square[i] = load_blocks(
+        tag, 0, [&](int64_t block) HWY_ATTR { return Shape::load(rows + Shape::column(block, i) * stride); });
+  }
+  transpose_in_blocks(tag, square);
+#pragma GCC unroll 8
+  for (int64_t d = 0; d < Shape::kDepths; ++d) Shape::store(square[d], factors, panel + d * kPanel);
+}
+
+#else  // no vectors: never offered, but compiled
+
+template <typename Stored>
+struct Square {
+  static constexpr int64_t kDepths = 1, kColumns = 1;
+};
+template <typename Stored>
+HWY_INLINE void pack_square(const Stored* rows, int64_t /*stride*/, FloatVector factors, float* panel) {
+  *panel = hn::GetLane(factors) * widen_one(rows);
+}
+
+#endif
+
+// One panel of B[depth][column = row]: `count` rows, kPanel at most, transposed; zeros in what is left of it.
+template <typename Stored>
+HWY_INLINE void pack_transposed_panel(const Stored* stored, int64_t stride, int64_t count, int64_t depth, float factor,
+                                      float* panel) {
+  using Shape = Square<Stored>;
+  const FloatVector factors = hn::Set(Floats(), factor);
+  for (int64_t column = 0; column < kPanel; column += Shape::kColumns) {
+    const Stored* rows = stored + column * stride;
+    int64_t d = 0;
+    if (column + Shape::kColumns <= count) {
+      for (; d + Shape::kDepths <= depth; d += Shape::kDepths) {
+        pack_square(rows + d, stride, factors, panel + d * kPanel + column);
+      }
+    }
+    const int64_t filled = HWY_MAX(int64_t{0}, HWY_MIN(Shape::kColumns, count - column));
+    for (; d < depth; ++d) {
+      float* to = panel + d * kPanel + column;
+      for (int64_t r = 0; r < filled; ++r) to[r] = factor * widen_one(rows + r * stride + d);
+      for (int64_t r = filled; r < Shape::kColumns; ++r) to[r] = 0.0f;
+    }
+  }
+}
+
 // Panels of B[depth][column = row]: `count` rows transposed.
 inline void pack_transposed(const StoredRows& rows, int64_t count, float* panels) {
-  const int64_t depth = rows.columns;
   with_stored(rows, [&](const auto* stored) HWY_ATTR {
-    constexpr int64_t kChunk = 64;  // of a row at a time: kPanel of them stay in the first-level cache
-    alignas(64) float chunk[kPanel][kChunk];
     for (int64_t first = 0; first < count; first += kPanel) {
-      const int64_t filled = HWY_MIN(kPanel, count - first);
-      float* panel = panels + first * depth;
-      for (int64_t at = 0; at < depth; at += kChunk) {
-        const int64_t length = HWY_MIN(kChunk, depth - at);
-        for (int64_t r = 0; r < filled; ++r) {
-          widen_row(stored + (first + r) * rows.stride + at, length, rows.factor, chunk[r]);
-        }
-        for (int64_t r = filled; r < kPanel; ++r) std::memset(chunk[r], 0, sizeof(chunk[r]));
-        for (int64_t d = 0; d < length; ++d) {
-          for (int64_t r = 0; r < kPanel; ++r) panel[(at + d) * kPanel + r] = chunk[r][d];
-        }
-      }
+      pack_transposed_panel(stored + first * rows.stride, rows.stride, HWY_MIN(kPanel, count - first), rows.columns,
+                            rows.factor, panels + first * rows.columns);
     }
   });
 }
