@@ -1,0 +1,11 @@
+#include "cuda/sm90/select/lse_instantiate.cuh"
+
+namespace openmsa::cuda::sm90::lse {
+
+LseKernel partial_lse_bfloat16(int64_t head_dim, int64_t block_size) {
+  return partial_lse_of<Bfloat16>(head_dim, block_size);
+}
+
+LseKernel prefix_lse_bfloat16(int64_t head_dim) { return prefix_lse_of<Bfloat16>(head_dim); }
+
+}  // namespace openmsa::cuda::sm90::lse

@@ -1,0 +1,108 @@
+// index_lse: constants, the kernels' arguments, their shared memory. docs/kernels/index_lse.md has the schedules.
+#pragma once
+
+#include <cstdint>
+
+#include "api/stages.h"
+
+namespace openmsa::cuda::sm90::lse {
+
+// Rows of Di elements, 16 bits each (float8 widens on the way, exactly: the tensor cores' float8 sums are too coarse
+// for a sum of exponentials), in panels of 64 columns that hold 128 bytes of a row with the 128-byte swizzle.
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+
+template <int kHeadDim, int kRows>
+struct alignas(1024) StagedRows {
+  static constexpr int kPanels = kHeadDim / kPanelColumns;
+  static_assert(kHeadDim % kPanelColumns == 0 && kRows % 8 == 0);  // the swizzle repeats every 8 rows
+  unsigned char panels[kPanels][kRows][kPanelRowBytes];
+};
+
+// A score in units of log 2, in which exponentials are taken: score * factor. Where the scale lies outside float32's
+// comfortable range, scores are scaled in float64 first and the factor is log2(e) alone.
+struct LseScale {
+  double scale;
+  float factor;
+  bool in_double;
+};
+
+// ---- Selected blocks -------------------------------------------------------------------------------------------
+
+// One warpgroup, one product of 64 rows by a block. Three thread blocks share an SM, so that one's exponentials run
+// under another's product; four would leave no room for a second tile of queries.
+inline constexpr int kPartialThreads = 128;
+inline constexpr int kPartialRows = 64;
+inline constexpr int kPartialBlocksPerSm = 3;
+
+template <int kHeadDim, int kBlock>
+struct PartialShared {
+  StagedRows<kHeadDim, kBlock> keys;
+  StagedRows<kHeadDim, kPartialRows> queries[2];
+};
+static_assert(kPartialBlocksPerSm * (sizeof(PartialShared<128, 128>) + 2048) <= 228 * 1024);
+
+struct PartialArguments {
+  const void* index_q;  // the chunk's first query
+  int64_t q_stride_token, q_stride_head;
+  const void* index_k;
+  int64_t k_stride_place, k_stride_token, k_stride_head;  // place: a row, or a page
+  int64_t rows_end;  // rows of index_k that exist from place 0 on; paged: no limit but the page
+  LseScale scale;
+  const uint32_t* places;  // see plan/launch.h
+  const uint32_t* items;
+  uint32_t places_per_head, no_place;
+  uint32_t count;
+  uint32_t per_block;  // items of a thread block
+  uint32_t heads, topk;
+  float* partials;  // [query of the chunk, head, slot]: log2 of the block's sum of 2^score
+};
+
+inline constexpr int kMergeThreads = 128;
+
+struct MergeArguments {
+  const float* partials;  // [tokens, heads, topk]
+  uint32_t tokens, heads, topk;
+  float* index_lse;  // the chunk's first query
+  int64_t stride_head, stride_token;
+};
+
+// ---- Whole prefixes --------------------------------------------------------------------------------------------
+
+// Two consumer warpgroups of two 64-row products each, and one that fills the ring of key tiles. The index heads of a
+// key head are rows beside each other: a tile is kPrefixRows / (Hi / Hik) queries.
+inline constexpr int kPrefixConsumers = 2;
+inline constexpr int kPrefixThreads = (kPrefixConsumers + 1) * 128;
+inline constexpr int kPrefixRows = kPrefixConsumers * 2 * 64;
+inline constexpr int kPrefixKeys = 128;
+inline constexpr int kPrefixStages = 4;
+// Key tiles whose copies are under way while the producer waits for the one before them.
+inline constexpr int kPrefixAhead = 2;
+static_assert(kPrefixAhead < kPrefixStages);
+// 65,536 registers: the consumers hold 128 sums each, the producer addresses.
+inline constexpr int kPrefixConsumerRegisters = 224, kPrefixProducerRegisters = 56;
+static_assert(128 * (kPrefixConsumers * kPrefixConsumerRegisters + kPrefixProducerRegisters) <= 65536);
+
+template <int kHeadDim>
+struct PrefixShared {
+  StagedRows<kHeadDim, kPrefixRows> queries;
+  StagedRows<kHeadDim, kPrefixKeys> keys[kPrefixStages];
+  uint64_t full[kPrefixStages], empty[kPrefixStages];
+};
+static_assert(sizeof(PrefixShared<128>) <= 227 * 1024);
+
+struct PrefixArguments {
+  SequenceLayout layout;
+  const uint32_t* owners;  // by query; null: one sequence
+  const void* index_q;
+  int64_t q_stride_token, q_stride_head;
+  const void* index_k;
+  int64_t k_stride_token, k_stride_head;
+  int32_t key_heads, heads_per_key_head;
+  int64_t tiles;  // of one key head
+  LseScale scale;
+  float* index_lse;
+  int64_t lse_stride_head, lse_stride_token;
+};
+
+}  // namespace openmsa::cuda::sm90::lse

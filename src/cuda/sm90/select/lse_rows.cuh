@@ -1,0 +1,135 @@
+// What the index_lse kernels share: rows on their way to shared memory, products, sums of exponentials.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/elements.cuh"
+#include "cuda/common/instructions/copy_async.cuh"
+#include "cuda/common/instructions/exp2.cuh"
+#include "cuda/common/instructions/wgmma.cuh"
+#include "cuda/sm90/select/lse_config.h"
+
+namespace openmsa::cuda::sm90::lse {
+
+// What the tensor cores multiply.
+template <typename Element>
+struct ProductType {
+  using Type = Element;
+};
+template <>
+struct ProductType<Float8E4m3> {
+  using Type = Float16;
+};
+
+// Copies 16 bytes of a row, elements from `piece` * kVector on, to where a product reads them; zeros unless `present`.
+template <typename Element, int kHeadDim, int kRows>
+__device__ inline void stage_piece(StagedRows<kHeadDim, kRows>* to, int row, int piece, const Element* from,
+                                   bool present) {
+  constexpr int kPanelPieces = kPanelRowBytes / 16;
+  const auto place = [&](int staged_piece) {
+    return &to->panels[staged_piece / kPanelPieces][row][(staged_piece % kPanelPieces ^ row % 8) * 16];
+  };
+  if constexpr (sizeof(Element) == 2) {
+    copy_async(place(piece), from, present);
+  } else {
+    const uint4 words = present ? load_global_read_only(from) : uint4{};
+    const auto widen = [](uint32_t low, uint32_t high) {
+      return make_uint4(convert_e4m3x2_to_f16x2(static_cast<uint16_t>(low)),
+                        convert_e4m3x2_to_f16x2(static_cast<uint16_t>(low >> 16)),
+                        convert_e4m3x2_to_f16x2(static_cast<uint16_t>(high)),
+                        convert_e4m3x2_to_f16x2(static_cast<uint16_t>(high >> 16)));
+    };
+    *reinterpret_cast<uint4*>(place(2 * piece)) = widen(words.x, words.y);
+    *reinterpret_cast<uint4*>(place(2 * piece + 1)) = widen(words.z, words.w);
+  }
+}
+
+// The rows that thread number `thread` of kThreads stages, a piece of each: staged_row(.., i) for i below kStagedRows.
+template <typename Element, int kThreads, int kHeadDim, int kRows>
+inline constexpr int kStagedRows = kRows / (kThreads / (kHeadDim / kVector<Element>));
+
+template <typename Element, int kThreads, int kHeadDim>
+__device__ inline int staged_row(int thread, int i) {
+  constexpr int kPieces = kHeadDim / kVector<Element>;
+  static_assert(kThreads % kPieces == 0);
+  return thread / kPieces + i * (kThreads / kPieces);
+}
+
+template <typename Element, int kHeadDim>
+__device__ inline int staged_piece(int thread) {
+  return thread % (kHeadDim / kVector<Element>);
+}
+
+// Issues sums = rows [first_row, first_row + 64) of a times every row of b.
+template <typename Element, int kHeadDim, int kRowsA, int kRowsB>
+__device__ inline void issue_product(float (&sums)[kRowsB / 2], const StagedRows<kHeadDim, kRowsA>& a, int first_row,
+                                     const StagedRows<kHeadDim, kRowsB>& b) {
+  constexpr int kStepBytes = 32;  // of k, in one instruction
+#pragma unroll
+  for (int panel = 0; panel < kHeadDim / kPanelColumns; ++panel) {
+#pragma unroll
+    for (int step = 0; step < kPanelRowBytes; step += kStepBytes) {
+      wgmma_product(typename ProductType<Element>::Type{}, sums, wgmma_descriptor(&a.panels[panel][first_row][step]),
+                    wgmma_descriptor(&b.panels[panel][0][step]), panel + step > 0);
+    }
+  }
+  wgmma_commit();
+}
+
+// Where a thread's sums lie in the product (wgmma.cuh): sum i belongs to the thread's row i / 2 % 2.
+__device__ inline int column_of(int i, int lane) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }
+
+template <int kSums>
+__device__ inline void scale_in_double(float (&sums)[kSums], double scale) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) sums[i] = static_cast<float>(scale * static_cast<double>(sums[i]));
+}
+
+// ---- Sums of 2^(score * factor), relative to 2^offset. A NaN score makes its sum NaN, one of +inf makes it +inf.
+// ----
+
+// The offset for scores up to `max`: any finite number would be right, this one keeps the sum in range.
+__device__ inline float offset_of(float max, float factor) {
+  const float offset = max * factor;
+  return fabsf(offset) < INFINITY ? offset : 0.0f;
+}
+
+// A sum relative to another offset. An empty sum stays empty wherever its offset lies.
+__device__ inline float rebase(float sum, float offset, float to) {
+  return sum == 0.0f ? 0.0f : sum * exp2_approximate(offset - to);
+}
+
+// The natural logarithm of a sum.
+__device__ inline float natural_log(float offset, float sum) {
+  constexpr float kLogOfTwo = 0.693147180559945309f;
+  return (offset + log2f(sum)) * kLogOfTwo;
+}
+
+// The largest score of the thread's row `half`; NaN counts for nothing.
+template <int kSums>
+__device__ inline float row_max(const float (&sums)[kSums], int half) {
+  float even = fmaxf(sums[2 * half], sums[2 * half + 4]), odd = fmaxf(sums[2 * half + 1], sums[2 * half + 5]);
+#pragma unroll
+  for (int i = 2; i < kSums / 4; ++i) {
+    even = fmaxf(even, sums[4 * i + 2 * half]);
+    odd = fmaxf(odd, sums[4 * i + 2 * half + 1]);
+  }
+  return fmaxf(fmaxf(even, odd), -INFINITY);  // NaN where all are
+}
+
+// The sum over the thread's row `half`.
+template <int kSums>
+__device__ inline float row_sum(const float (&sums)[kSums], int half, float factor, float offset) {
+  constexpr int kChains = 4;
+  float total[kChains] = {};
+#pragma unroll
+  for (int i = 0; i < kSums / 4; ++i) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      total[(2 * i + e) % kChains] += exp2_approximate(fmaf(sums[4 * i + 2 * half + e], factor, -offset));
+    }
+  }
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+
+}  // namespace openmsa::cuda::sm90::lse
