@@ -70,6 +70,57 @@ HWY_INLINE void widen_row(const Stored* HWY_RESTRICT from, int64_t count, float 
   for (; i < count; ++i) to[i] = factor * widen_one(from + i);
 }
 
+// kLanes float32 to storage, rounded to nearest, ties to even.
+HWY_INLINE void store_narrowed(FloatVector value, float* to) { hn::StoreU(value, Floats(), to); }
+HWY_INLINE void store_narrowed(FloatVector value, hwy::bfloat16_t* to) {
+  const hn::RebindToUnsigned<Floats> words;
+  const hn::Rebind<uint16_t, Floats> halves;
+  const auto bits = hn::BitCast(words, value);
+  const auto to_even = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1));
+  const auto rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(hn::Set(words, 0x7fff), to_even)));
+  const auto not_a_number = hn::Or(hn::ShiftRight<16>(bits), hn::Set(words, 0x40));
+  const auto is_number = hn::RebindMask(words, hn::Eq(value, value));
+  const auto narrowed = hn::IfThenElse(is_number, rounded, not_a_number);
+  hn::StoreU(hn::DemoteTo(halves, hn::BitCast(hn::RebindToSigned<Floats>(), narrowed)), halves,
+             reinterpret_cast<uint16_t*>(to));
+}
+HWY_INLINE void store_narrowed(FloatVector value, hwy::float16_t* to) {
+  const hn::Rebind<hwy::float16_t, Floats> halves;
+  hn::StoreU(hn::DemoteTo(halves, value), halves, to);
+}
+
+inline void narrow_one(float value, float* to) { *to = value; }
+inline void narrow_one(float value, hwy::bfloat16_t* to) {
+  const uint16_t bits = float_to_bfloat16(value);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+inline void narrow_one(float value, hwy::float16_t* to) {
+  const uint16_t bits = float_to_float16(value);
+  std::memcpy(to, &bits, sizeof(bits));
+}
+
+// to[i] = factor * from[i] for i in [0, count)
+template <typename Stored>
+HWY_INLINE void narrow_row(const float* HWY_RESTRICT from, int64_t count, float factor, Stored* HWY_RESTRICT to) {
+  const Floats floats;
+  const FloatVector factors = hn::Set(floats, factor);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store_narrowed(hn::Mul(factors, hn::LoadU(floats, from + i)), to + i);
+  for (; i < count; ++i) narrow_one(factor * from[i], to + i);
+}
+
+// `count` rows [row][column] of float32 with `stride`, times `factor`, to float32, bfloat16 or float16 storage.
+inline void narrow_rows(const float* from, int64_t stride, int64_t count, float factor, const OutputRows& rows) {
+  const auto store = [&](auto* stored) HWY_ATTR {
+    for (int64_t row = 0; row < count; ++row) {
+      narrow_row(from + row * stride, rows.columns, factor, stored + row * rows.stride);
+    }
+  };
+  if (rows.dtype == OPENMSA_FLOAT32) return store(static_cast<float*>(rows.data));
+  if (rows.dtype == OPENMSA_BFLOAT16) return store(static_cast<hwy::bfloat16_t*>(rows.data));
+  return store(static_cast<hwy::float16_t*>(rows.data));
+}
+
 // Calls function(pointer to the stored type, at row 0).
 template <typename Function>
 HWY_INLINE void with_stored(const StoredRows& rows, const Function& function) {

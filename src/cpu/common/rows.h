@@ -16,4 +16,12 @@ struct StoredRows {
   float factor = 1.0f;
 };
 
+// Rows of one head that a kernel writes.
+struct OutputRows {
+  void* data = nullptr;
+  int64_t stride = 0;
+  int64_t columns = 0;
+  DataType dtype = OPENMSA_FLOAT32;
+};
+
 }  // namespace openmsa::cpu
