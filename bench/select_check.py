@@ -10,7 +10,7 @@ from torch import Tensor
 # Where two blocks' scores differ by more than this share of |q| max |k|, the better one must be chosen. 16-bit products
 # are exact and their sums float32. Hopper sums the products of 32 fp8 elements with 13 bits below the largest term:
 # 33 truncated terms of at most 2^-13 of the sum, which stays below a quarter of |q| max |k| on these vectors.
-MARGINS = {torch.bfloat16: 5e-6, torch.float16: 5e-6, torch.float8_e4m3fn: 1e-3}
+MARGINS = {torch.float32: 5e-6, torch.bfloat16: 5e-6, torch.float16: 5e-6, torch.float8_e4m3fn: 1e-3}
 
 
 class WrongSelectionError(Exception):

@@ -83,7 +83,7 @@ class Row:
         m = self.machine
         return [
             self.case, self.selection, self.dtype, str(self.n), str(self.batch), _number(self.openmsa_ms, ".4f"),
-            _number(self.baseline_ms, ".4f"), self.baseline, _number(ratio, ".3f"), _number(self.useful_tflops, ".1f"),
+            _number(self.baseline_ms, ".4f"), self.baseline, _number(ratio, ".3f"), _number(self.useful_tflops, ".5g"),
             _number(self.gbs, ".1f"), _number(self.clock_mhz, ".0f"), m.gpu, m.driver, m.commit, m.date,
         ]  # fmt: skip
 
