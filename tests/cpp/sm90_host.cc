@@ -58,7 +58,26 @@ TEST(Sm90Host, NamesWhatItIs) {
   EXPECT_EQ(backend.device(), OPENMSA_GPU);
   EXPECT_STREQ(backend.operations(), "select_blocks, paged_select_blocks");
   EXPECT_EQ(backend.device_names().size(), static_cast<size_t>(cuda::device_count()));
-  EXPECT_EQ(backend.workspace(Fake().params), 0);
+}
+
+TEST(Sm90Host, SelectsWorkspaceStaysBelowTheLimit) {
+  for (const int64_t heads : {1, 4, 16}) {
+    for (const int64_t topk : {1, 16, 64}) {
+      for (const int64_t tokens : {int64_t{0}, int64_t{1}, int64_t{8192}, int64_t{1} << 20, int64_t{1} << 27}) {
+        Fake fake;
+        fake.params.layout.tokens_q = fake.params.layout.tokens_k = tokens;
+        fake.params.index_q = Fake::view(OPENMSA_BFLOAT16, {tokens, heads, 128});
+        fake.params.index_k = Fake::view(OPENMSA_BFLOAT16, {tokens, 1, 128});
+        fake.params.indices = Fake::view(OPENMSA_INT32, {heads, tokens, topk});
+        fake.lse = Fake::view(OPENMSA_FLOAT32, {heads, tokens});
+        fake.params.topk = topk;
+        const int64_t bytes = sm90_backend().workspace(fake.params);
+        EXPECT_GE(bytes, 0);
+        EXPECT_LE(bytes, (int64_t{1} << 30) + (4 * heads * topk + 44) * tokens)
+            << heads << " " << topk << " " << tokens;
+      }
+    }
+  }
 }
 
 TEST(Sm90Host, WithoutGpuIsNotAvailable) {

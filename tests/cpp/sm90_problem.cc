@@ -2,16 +2,20 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
+#include "api/dtype.h"
 #include "api/numeric.h"
 
 namespace openmsa::testing {
 namespace {
 
 constexpr unsigned char kFill = 0xff;  // NaN of every float type, -1 of every integer
+constexpr unsigned char kGuard = 0xa5;
 
 int64_t batch_of(const Options& options) {
   if (options.pages > 0) return static_cast<int64_t>(options.seq_lens.size());
@@ -41,6 +45,8 @@ bool gpu_present() { return sm90_backend().available(); }
 float small_integer(std::mt19937_64& random) { return static_cast<float>(random() % 5) - 2.0F; }
 
 float normal(std::mt19937_64& random) { return std::normal_distribution<float>()(random); }
+
+float one(std::mt19937_64& /*random*/) { return 1.0F; }
 
 void set_element(HostTensor& tensor, float value, int64_t i0, int64_t i1, int64_t i2, int64_t i3) {
   unsigned char* const at = tensor.element(i0, i1, i2, i3);
@@ -89,11 +95,22 @@ PlacedProblem::PlacedProblem(DeviceMemory& memory, const SelectProblem& problem)
       seq_lens(memory, problem.seq_lens),
       options_(problem.options),
       memory_(memory),
-      indices_(memory, cases::make_host_tensor(options_.indices_dtype,
-                                               {options_.index_heads, options_.tokens_q, options_.topk}, {}, 0x55)) {
+      indices_(memory,
+               cases::make_host_tensor(options_.indices_dtype, {options_.index_heads, options_.tokens_q, options_.topk},
+                                       options_.indices_strides, 0x55)) {
   if (options_.with_lse) {
-    index_lse_ = PlacedTensor(
-        memory, cases::make_host_tensor(OPENMSA_FLOAT32, {options_.index_heads, options_.tokens_q}, {}, 0x55));
+    index_lse_ =
+        PlacedTensor(memory, cases::make_host_tensor(OPENMSA_FLOAT32, {options_.index_heads, options_.tokens_q},
+                                                     options_.lse_strides, 0x55));
+  }
+}
+
+void PlacedProblem::clear_outputs() {
+  for (PlacedTensor* const output : {&indices_, &index_lse_}) {
+    if (!output->present()) continue;
+    const HostTensor& image = output->image();
+    memory_.upload(static_cast<unsigned char*>(output->tensor()->data) - image.offset, image.storage.data(),
+                   static_cast<int64_t>(image.storage.size()));
   }
 }
 
@@ -145,18 +162,64 @@ std::vector<float> PlacedProblem::index_lse() const {
   return result;
 }
 
+GuardedWorkspace::GuardedWorkspace(DeviceMemory& memory, int64_t bytes) : memory_(memory), bytes_(bytes) {
+  if (bytes == 0) return;
+  static unsigned char* allocation = nullptr;  // of one device's memory; kept to the end, when the runtime may be gone
+  static DeviceMemory* owner = nullptr;
+  static int64_t room = 0;
+  if (owner != &memory || room < bytes) {
+    if (owner != nullptr) owner->release(allocation);
+    owner = &memory;
+    room = 2 * bytes;
+    const std::vector<unsigned char> image(static_cast<size_t>(room + 2 * cases::kGuardBytes), kFill);
+    allocation = static_cast<unsigned char*>(memory.allocate(static_cast<int64_t>(image.size())));
+    memory.upload(allocation, image.data(), static_cast<int64_t>(image.size()));
+  }
+  data_ = allocation + cases::kGuardBytes;
+  const std::vector<unsigned char> guard(cases::kGuardBytes, kGuard);
+  memory.upload(allocation, guard.data(), cases::kGuardBytes);
+  memory.upload(data_ + bytes, guard.data(), cases::kGuardBytes);
+}
+
+void GuardedWorkspace::expect_guards_as_they_were() const {
+  if (bytes_ == 0) return;
+  for (const unsigned char* const at : {data_ - cases::kGuardBytes, data_ + bytes_}) {
+    std::vector<unsigned char> now(cases::kGuardBytes);
+    memory_.download(now.data(), at, cases::kGuardBytes);
+    const auto changed = std::count_if(now.begin(), now.end(), [](unsigned char byte) { return byte != kGuard; });
+    EXPECT_EQ(changed, 0) << "bytes written " << (at < data_ ? "before" : "behind") << " a workspace of " << bytes_;
+  }
+}
+
 Selection run_select(const Backend& backend, DeviceMemory& memory, const SelectProblem& problem) {
   const PlacedProblem placed(memory, problem);
-  const SelectParams params = placed.params();
+  SelectParams params = placed.params();
   backend.check(params);
+  const GuardedWorkspace workspace(memory, backend.workspace(params));
+  params.execution.workspace = workspace.data();
+  params.execution.workspace_bytes = backend.workspace(params);
   backend.select(params);
-  return {placed.indices(), placed.index_lse()};
+  Selection result{placed.indices(), placed.index_lse()};
+  workspace.expect_guards_as_they_were();
+  return result;
 }
 
 Selection run_on_gpu(const SelectProblem& problem) { return run_select(sm90_backend(), cases::gpu_memory(), problem); }
 
 Selection run_on_reference(const SelectProblem& problem) {
   return run_select(reference_backend(), cases::cpu_memory(), problem);
+}
+
+Selection rows_of(const Selection& all, const Options& o, int64_t begin, int64_t rows) {
+  Selection part;
+  for (int64_t h = 0; h < o.index_heads; ++h) {
+    const int64_t row = h * o.tokens_q + begin;
+    part.indices.insert(part.indices.end(), all.indices.begin() + row * o.topk,
+                        all.indices.begin() + (row + rows) * o.topk);
+    if (o.with_lse)
+      part.index_lse.insert(part.index_lse.end(), all.index_lse.begin() + row, all.index_lse.begin() + row + rows);
+  }
+  return part;
 }
 
 void expect_equal(const Selection& got, const Selection& expected, const std::string& what) {
@@ -185,6 +248,84 @@ void expect_same_bits(const Selection& got, const Selection& expected, const std
     faults += std::bit_cast<uint32_t>(got.index_lse[i]) != std::bit_cast<uint32_t>(expected.index_lse[i]) ? 1 : 0;
   }
   EXPECT_EQ(faults, 0) << what << ": log-sum-exps differ in bits";
+}
+
+void expect_gpu_equals_reference(const SelectProblem& problem, const std::string& what) {
+  expect_equal(run_on_gpu(problem), run_on_reference(problem), what);
+}
+
+std::string describe(const Options& o) {
+  return "type " + std::to_string(o.dtype) + ", dim " + std::to_string(o.dim) + ", block " +
+         std::to_string(o.block_size) + ", heads " + std::to_string(o.index_heads) + "/" +
+         std::to_string(o.index_key_heads) + ", topk " + std::to_string(o.topk) + ", init " +
+         std::to_string(o.init_blocks) + ", local " + std::to_string(o.local_blocks) + ", Tq " +
+         std::to_string(o.tokens_q) + ", Tk " + std::to_string(o.tokens_k) + ", pages " + std::to_string(o.pages);
+}
+
+Options paged_options(const std::vector<int32_t>& lengths, const std::vector<int32_t>& queries, int64_t block_size) {
+  Options o;
+  o.block_size = block_size;
+  o.seq_lens = lengths;
+  o.cu_seqlens_q = {0};
+  for (const int32_t n : queries) o.cu_seqlens_q.push_back(o.cu_seqlens_q.back() + n);
+  o.tokens_q = o.cu_seqlens_q.back();
+  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
+  o.max_pages = longest / block_size + 2;
+  o.pages = static_cast<int64_t>(lengths.size()) * o.max_pages + 3;
+  o.tokens_k = 0;
+  std::vector<int32_t> order(static_cast<size_t>(o.pages));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 random(7);
+  std::shuffle(order.begin(), order.end(), random);
+  o.block_table.assign(order.begin(), order.begin() + static_cast<int64_t>(lengths.size()) * o.max_pages);
+  return o;
+}
+
+SelectProblem last_queries(const SelectProblem& problem, int64_t rows) {
+  const Options& whole = problem.options;
+  Options o = whole;
+  o.tokens_q = rows;
+  SelectProblem part = problem;
+  part.options = o;
+  part.index_q = cases::make_host_tensor(o.dtype, {rows, o.index_heads, o.dim}, {}, kFill);
+  std::copy_n(problem.index_q.element(whole.tokens_q - rows), rows * o.index_heads * o.dim * dtype_size(o.dtype),
+              part.index_q.element());
+  return part;
+}
+
+SelectProblem in_pages(const SelectProblem& problem) {
+  const Options& from = problem.options;
+  Options o =
+      paged_options({static_cast<int32_t>(from.tokens_k)}, {static_cast<int32_t>(from.tokens_q)}, from.block_size);
+  o.dtype = from.dtype;
+  o.indices_dtype = from.indices_dtype;
+  o.index_heads = from.index_heads;
+  o.index_key_heads = from.index_key_heads;
+  o.dim = from.dim;
+  o.topk = from.topk;
+  o.init_blocks = from.init_blocks;
+  o.local_blocks = from.local_blocks;
+  o.with_lse = from.with_lse;
+  SelectProblem pages = problem;
+  pages.options = o;
+  pages.cu_seqlens_q = int32_tensor(o.cu_seqlens_q);
+  pages.block_table = int32_tensor(o.block_table);
+  pages.seq_lens = int32_tensor(o.seq_lens);
+  pages.index_k = cases::make_host_tensor(o.dtype, {o.pages, o.block_size, o.index_key_heads, o.dim}, {}, kFill);
+  const int64_t row_bytes = o.index_key_heads * o.dim * dtype_size(o.dtype);
+  for (int64_t j = 0; j < from.tokens_k; ++j) {
+    std::copy_n(problem.index_k.element(j), row_bytes,
+                pages.index_k.element(o.block_table[static_cast<size_t>(j / o.block_size)], j % o.block_size));
+  }
+  return pages;
+}
+
+void repeat_blocks(SelectProblem& problem, int64_t distinct) {
+  const Options& o = problem.options;
+  const int64_t row_bytes = o.index_key_heads * o.dim * dtype_size(o.dtype);
+  for (int64_t j = distinct * o.block_size; j < o.tokens_k; ++j) {
+    std::copy_n(problem.index_k.element(j % (distinct * o.block_size)), row_bytes, problem.index_k.element(j));
+  }
 }
 
 }  // namespace openmsa::testing
