@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cpu/common/matrix-inl.h"
+#include "cpu/common/running_sum.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
 
@@ -24,8 +25,8 @@ HWY_INLINE bool is_nan(float x) { return x != x; }
 // e^x to 2 ulp; 0 below the smallest normal result (-inf included), NaN for NaN, +inf from half the largest float on.
 //
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of degree 6, fitted to that range (relative error 3e-9). Not
-// hwy/contrib's Exp, which turns NaN into 0 and cares for subnormal results: 1.8 us for 2048 values on a Zen 3 core, 0.9
-// here.
+// hwy/contrib's Exp, which turns NaN into 0 and cares for subnormal results: 1.8 us for 2048 values on a Zen 3 core,
+// 0.9 here.
 HWY_INLINE FloatVector exponential(FloatVector x) {
   const Floats floats;
   const hn::RebindToSigned<Floats> ints;
@@ -104,12 +105,6 @@ HWY_INLINE float exponentials(float* scores, int64_t count, float shift) {
   }
   return sum_of_lanes(hn::Add(even, odd));
 }
-
-// A log-sum-exp on its way: largest + log(sum). NaN in `largest` once a score was NaN, +inf once one was and none NaN.
-struct RunningSum {
-  float largest = -kInfinity;
-  float sum = 0.0f;
-};
 
 // Takes scores[0, count) in and leaves e^(score - largest) in their place. Returns what everything that was summed up
 // before, weighted with exponentials, is to be multiplied with: e^(largest before - largest), 0 before the first mass.
