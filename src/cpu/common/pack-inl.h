@@ -88,6 +88,28 @@ HWY_INLINE void store_narrowed(FloatVector value, hwy::float16_t* to) {
   const hn::Rebind<hwy::float16_t, Floats> halves;
   hn::StoreU(hn::DemoteTo(halves, value), halves, to);
 }
+// e4m3 saturates, infinity included.
+HWY_INLINE void store_narrowed(FloatVector value, uint8_t* to) {
+  const Floats floats;
+  const hn::RebindToSigned<Floats> words;
+  const auto bits = hn::BitCast(words, value);
+  const auto magnitude = hn::And(bits, hn::Set(words, 0x7fffffff));
+  const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(words, 0x80));
+  // From 2^-6 on the mantissa loses 20 bits and the exponent a bias of 120.
+  const auto to_even = hn::And(hn::ShiftRight<20>(magnitude), hn::Set(words, 1));
+  const auto rounded = hn::ShiftRight<20>(hn::Add(magnitude, hn::Add(hn::Set(words, 0x7ffff), to_even)));
+  const auto normal = hn::Sub(rounded, hn::Set(words, 120 << 3));
+  // Below, multiples of 2^-9, the unit of floats around 2^14.
+  const FloatVector unit = hn::Set(floats, 16384.0f);
+  const auto shifted = hn::BitCast(words, hn::Add(hn::Abs(value), unit));
+  const auto subnormal = hn::Sub(shifted, hn::BitCast(words, unit));
+  const auto is_normal = hn::Gt(magnitude, hn::Set(words, 0x3c7fffff));
+  const auto number = hn::Min(hn::IfThenElse(is_normal, normal, subnormal), hn::Set(words, 0x7e));
+  const auto is_number = hn::Gt(hn::Set(words, 0x7f800001), magnitude);
+  const auto narrowed = hn::Or(sign, hn::IfThenElse(is_number, number, hn::Set(words, 0x7f)));
+  const hn::Rebind<uint8_t, Floats> bytes;
+  hn::StoreU(hn::DemoteTo(bytes, narrowed), bytes, to);
+}
 
 inline void narrow_one(float value, float* to) { *to = value; }
 inline void narrow_one(float value, hwy::bfloat16_t* to) {
@@ -98,6 +120,7 @@ inline void narrow_one(float value, hwy::float16_t* to) {
   const uint16_t bits = float_to_float16(value);
   std::memcpy(to, &bits, sizeof(bits));
 }
+inline void narrow_one(float value, uint8_t* to) { *to = float_to_float8_e4m3(value); }
 
 // to[i] = factor * from[i] for i in [0, count)
 template <typename Stored>
