@@ -44,6 +44,60 @@ def test_paged_select_blocks_equals_the_cpu() -> None:
     assert torch.equal(result.cpu(), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(("queries", "topk"), [(1, 16), (5, 40), (300, 16)])
+def test_few_queries_on_long_keys_equal_the_cpu(dtype: torch.dtype, queries: int, topk: int) -> None:
+    generator = torch.Generator().manual_seed(queries)
+    # Small integers: exact scores, many of them equal.
+    index_q = torch.randint(-2, 3, (queries, 4, 128), generator=generator).to(dtype)
+    index_k = torch.randint(-2, 3, (20011, 1, 128), generator=generator).to(dtype)
+    expected = openmsa.select_blocks(index_q, index_k, topk=topk)
+    result = openmsa.select_blocks(index_q.cuda(), index_k.cuda(), topk=topk)
+    assert torch.equal(result.cpu(), expected)
+
+
+def test_views_of_fused_rows_and_of_interleaved_caches() -> None:
+    problem = make_problem(((3, 400), (1, 1290)), **SHAPE)
+    pages = make_paged(problem)
+    cache = pages.index_k_cache.bfloat16()
+    expected = openmsa.paged_select_blocks(problem.index_q.bfloat16(), cache, **pages.requests, topk=4)
+    fused = torch.full((problem.index_q.shape[0], 6, 128), torch.nan, dtype=torch.bfloat16, device="cuda")
+    fused[:, 1:5] = problem.index_q
+    interleaved = torch.full((*cache.shape[:3], 256), torch.nan, dtype=torch.bfloat16, device="cuda")
+    interleaved[..., 128:] = cache
+    # Token-major memory for the head-major result, as serving engines keep it.
+    out = torch.zeros(problem.index_q.shape[0], 4, 4, dtype=torch.int32, device="cuda").transpose(0, 1)
+    requests = {name: x.cuda() for name, x in pages.requests.items()}
+    openmsa.paged_select_blocks(fused[:, 1:5], interleaved[..., 128:], **requests, topk=4, out=out)
+    assert torch.equal(out.cpu(), expected)
+
+
+def test_calls_do_not_wait_for_the_gpu() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    index = [x.bfloat16().cuda() for x in problem.index]
+    out = openmsa.select_blocks(*index, **problem.selection)
+    size = openmsa.workspace_size("select_blocks", *index, **problem.selection)
+    workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda._sleep(400_000_000)  # cycles, 0.2 s
+    slept = torch.cuda.Event()
+    slept.record()
+    openmsa.select_blocks(*index, **problem.selection, out=out, workspace=workspace)
+    assert not slept.query()
+    torch.cuda.synchronize()
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    problem = make_problem(((700, 700),), **SHAPE)
+    index = [x.bfloat16().cuda() for x in problem.index]
+    size = openmsa.workspace_size("select_blocks", *index, **problem.selection)
+    if size == 0:
+        pytest.skip("this kernel needs no workspace")
+    workspace = torch.empty(size - 1, dtype=torch.uint8, device="cuda")
+    with pytest.raises(openmsa.InvalidArgumentError, match="workspace"):
+        openmsa.select_blocks(*index, **problem.selection, workspace=workspace)
+
+
 def test_current_stream_and_results_in_place() -> None:
     problem = make_problem(((700, 700),), **SHAPE)
     index = [x.bfloat16().cuda() for x in problem.index]
