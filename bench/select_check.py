@@ -36,8 +36,8 @@ def block_scores(index_q: Tensor, index_k: Tensor, rows: Tensor, first_key: int,
     """[rows, Hi, blocks] in float64, unscaled; -inf where a row sees nothing. Row i sees keys up to first_key + i."""
     n = index_k.shape[0]
     blocks = -(-n // block)
-    queries = index_q[rows].double()
-    keys = index_k[:, 0].double()
+    queries = index_q[rows].float().double()  # fp8 has no direct way to float64 on every device
+    keys = index_k[:, 0].float().double()
     out = torch.full((*queries.shape[:2], blocks), -torch.inf, dtype=torch.float64, device=index_q.device)
     step = 2**17 // block * block  # a few hundred megabytes of scores at a time
     for begin in range(0, n, step):
@@ -92,7 +92,7 @@ def check_selection(
     candidate = torch.arange(scores.shape[-1], device=got.device) < own[..., None]
     left = scores.masked_fill(~candidate, -torch.inf)
     left = left.scatter(-1, torch.where(scored, got, own[..., None]), -torch.inf)
-    unit = index_q[rows].double().norm(dim=-1) * index_k[:, 0].double().norm(dim=-1).max()
+    unit = index_q[rows].float().norm(dim=-1) * index_k[:, 0].float().norm(dim=-1).max()
     best_left = left.amax(-1)
     missed = (best_left - chosen.amin(-1)) / unit
     misordered = torch.where(scored[..., 1:], chosen[..., 1:] - chosen[..., :-1], -torch.inf).amax(-1, keepdim=True)
