@@ -14,11 +14,16 @@
 namespace openmsa::cpu {
 namespace {
 
-// Query tokens of a tile. Long tiles pack a block for more of them; what they accumulate must not leave the caches.
+// Query tokens of a tile: enough that about kPairs of them meet in a block when selections have nothing in common, so
+// that packing it costs little beside its products. Longer ones gain nothing, and leave fewer items for threads to
+// share. What a tile accumulates stays within 4 MB.
 int64_t tile_length(const AttendCall& call) {
-  constexpr int64_t kMostFloats = int64_t{1} << 20;
-  const int64_t token = call.heads.group() * call.sums_stride;
-  return std::clamp<int64_t>(kMostFloats / token, 1, 512);
+  constexpr int64_t kPairs = 32, kShortest = 64, kLongest = 512, kMostFloats = int64_t{1} << 20;
+  const AttendParams& p = call.params;
+  const int64_t blocks = call.sequences.most_keys() / p.block_size + 1;
+  const int64_t selected = p.indices != nullptr ? std::clamp<int64_t>(p.indices->shape[2], 1, blocks) : blocks;
+  const int64_t length = std::clamp(kPairs * blocks / selected, kShortest, kLongest);
+  return std::clamp<int64_t>(kMostFloats / (call.heads.group() * call.sums_stride), 1, length);
 }
 
 }  // namespace

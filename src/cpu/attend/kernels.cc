@@ -11,6 +11,7 @@
 #include "cpu/common/math-inl.h"
 #include "cpu/common/matrix-inl.h"
 #include "cpu/common/pack-inl.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -108,7 +109,13 @@ struct ValueProduct {
   }
   HWY_INLINE void run(int64_t rows) const {
     int64_t row = 0;
-    for (; row + kTileRows <= rows; row += kTileRows) tile<kTileRows>(row);
+    for (; row + kTileRows <= rows; row += kTileRows) {
+      // Accumulators lie apart, where no hardware prefetcher follows: ask for the next tile's.
+      for (int64_t r = row + kTileRows; r < HWY_MIN(row + 2 * kTileRows, rows); ++r) {
+        hwy::Prefetch(sums.rows[r] + sums.column);
+      }
+      tile<kTileRows>(row);
+    }
     last<kTileRows - 1>(row, rows - row);
   }
 };
