@@ -303,7 +303,8 @@ OPENMSA_API const char* openmsa_last_error(void);
 OPENMSA_API const char* openmsa_version(void);
 
 /* What this build holds and this machine offers, as one line of JSON: {"version", "backends": [{"name", "device",
- * "available", "operations", ...}], "devices": [...]}. Valid until the thread's next call. */
+ * "available", "operations", ...}], "devices": [...]}. A backend that chooses among instruction sets has its choice in
+ * "target". Valid until the thread's next call. */
 OPENMSA_API const char* openmsa_info(void);
 
 #ifdef __cplusplus

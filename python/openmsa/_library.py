@@ -36,7 +36,8 @@ binding: Any = _load()
 def info() -> dict[str, Any]:
     """What this build holds and this machine offers.
 
-    Returns a dictionary with ``version``, ``backends`` (name, device, available, operations, ...) and ``devices``.
+    Returns a dictionary with ``version``, ``backends`` (name, device, available, operations, ...; ``target``, the
+    instruction set, of the ``cpu`` one) and ``devices``.
     """
     result: dict[str, Any] = json.loads(binding.info())
     return result

@@ -46,9 +46,11 @@ struct Member {
   std::string value;  // JSON
 };
 
+// Without the members that have no value.
 std::string object(std::initializer_list<Member> members) {
   std::string result = "{";
   for (const Member& member : members) {
+    if (member.value.empty()) continue;
     result += join(result.size() == 1 ? "" : ", ", quoted(member.name), ": ", member.value);
   }
   return result + "}";
@@ -57,9 +59,11 @@ std::string object(std::initializer_list<Member> members) {
 std::string describe_backend(const Backend* backend) {
   const Backend::Limits limits = backend->limits();
   const auto names = [](const char* text) { return list(comma_separated(text), quoted); };
+  const std::string_view target = backend->target();
   return object({{"name", quoted(backend->name())},
                  {"device", quoted(device_name(backend->device()))},
                  {"available", boolean(backend->available())},
+                 {"target", target.empty() ? "" : quoted(target)},
                  {"operations", names(backend->operations())},
                  {"types", names(limits.types)},
                  {"block_sizes", quoted(limits.block_sizes)},

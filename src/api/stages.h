@@ -137,6 +137,8 @@ class Backend {
     const char* topk = "any";
   };
   virtual Limits limits() const { return {}; }
+  // The instruction set that its kernels run on, where it chooses among several; else "".
+  virtual const char* target() const { return ""; }
   // Names of the devices that it finds on this machine, by device_index.
   virtual std::vector<std::string> device_names() const { return {}; }
 

@@ -10,6 +10,14 @@ class CpuBackend final : public Backend {
   const char* name() const override { return "cpu"; }
   openmsa_device_type device() const override { return OPENMSA_CPU; }
   bool available() const override { return cpu::target_available(); }
+  const char* target() const override {
+    if (!available()) return "";
+    try {
+      cpu::choose_target();
+    } catch (const Error&) {  // of the setting: calls tell it, this tells what there is
+    }
+    return cpu::target_name();
+  }
   const char* operations() const override {
     return "select_blocks, sparse_attention, sparse_attention_backward, msa_attention, msa_attention_backward, "
            "paged_select_blocks, paged_sparse_attention, paged_msa_attention, combine, captured_mass, paged_append";

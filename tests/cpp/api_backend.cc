@@ -88,7 +88,7 @@ TEST(Backends, ForcedByTheEnvironment) {
   {
     const Environment forced("OPENMSA_BACKEND", "sm90");
     const std::string message = message_of(OPENMSA_INVALID_ARGUMENT, [] { choose_backend(OPENMSA_GPU); });
-    EXPECT_NE(message.find("this build: reference"), std::string::npos) << message;
+    EXPECT_NE(message.find("this build: cpu, reference"), std::string::npos) << message;
   }
 #endif
   const Environment empty("OPENMSA_BACKEND", "");
@@ -115,10 +115,16 @@ TEST(Backends, AStageThatIsLeftOutFailsByName) {
   EXPECT_FALSE(has_operation(bare, ""));
 }
 
-TEST(Backends, TheReferenceHasEveryOperation) {
+TEST(Backends, TheCpuOnesHaveEveryOperation) {
   for (const char* operation : kOperationNames) {
     EXPECT_TRUE(has_operation(reference_backend(), operation)) << operation;
+    EXPECT_TRUE(has_operation(cpu_backend(), operation)) << operation;
   }
+}
+
+TEST(Backends, CpuTensorsGoToVectorUnitsWhereThereAreSome) {
+  const Backend& chosen = choose_backend(OPENMSA_CPU);
+  EXPECT_STREQ(chosen.name(), cpu_backend().available() ? "cpu" : "reference");
 }
 
 TEST(CheckInputs, ReadsOffsetsOfAGpuOnlyWhenAsked) {
@@ -198,6 +204,12 @@ TEST(Info, IsJsonThatNamesWhatThereIs) {
   bool found = false;
   for (const nlohmann::json& backend : info["backends"]) {
     EXPECT_TRUE(backend["available"].is_boolean());
+    const bool has_target = backend["name"] == "cpu" && backend["available"] == true;
+    EXPECT_EQ(backend.contains("target"), has_target);
+    if (has_target) {
+      const std::set<std::string> targets = {"avx2", "avx512", "neon"};
+      EXPECT_TRUE(targets.contains(backend["target"])) << backend["target"];
+    }
     if (backend["name"] != "reference") continue;
     found = true;
     EXPECT_EQ(backend["device"], "cpu");

@@ -130,7 +130,7 @@ def test_results_without_gradient() -> None:
     indices, index_lse = openmsa.select_blocks(*problem.index, **problem.selection, return_lse=True)
     assert not index_lse.requires_grad
     assert torch.equal(indices, result.indices)
-    assert torch.equal(index_lse, result.index_lse)
+    torch.testing.assert_close(index_lse, result.index_lse, rtol=1e-6, atol=1e-6)  # summed up by other stages
     assert not any(x.requires_grad for x in openmsa.captured_mass(*problem.attention[:2], indices, **problem.layout))
 
 

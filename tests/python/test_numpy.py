@@ -45,7 +45,7 @@ def test_types(dtype: Any) -> None:
     assert error < tolerance * np.linalg.norm(dense(q, k, v, result.indices))
     indices, index_lse = openmsa.select_blocks(index_q, index_k, topk=2, block_size=BLOCK, return_lse=True)
     assert np.array_equal(indices, result.indices)
-    assert np.array_equal(index_lse, result.index_lse)
+    np.testing.assert_allclose(index_lse, result.index_lse, rtol=1e-6, atol=1e-6)  # summed up by other stages
     out, lse = openmsa.sparse_attention(q, k, v, indices, block_size=BLOCK, return_lse=True)
     assert np.array_equal(out, result.out)
     assert np.array_equal(lse, result.lse)
@@ -141,7 +141,7 @@ def test_results_in_place() -> None:
     )
     assert got is indices
     assert np.array_equal(indices, expected.indices)
-    assert np.array_equal(lse, expected.index_lse)
+    np.testing.assert_allclose(lse, expected.index_lse, rtol=1e-6, atol=1e-6)  # summed up by other stages
     out = np.zeros_like(expected.out)
     assert openmsa.sparse_attention(q, k, v, indices, block_size=BLOCK, out=out) is out
     assert np.array_equal(out, expected.out)
