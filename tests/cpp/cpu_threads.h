@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <cstring>
 #include <vector>
 
 namespace openmsa::testing {
@@ -22,10 +23,12 @@ class ThreadCount {
 // The bytes of some vectors of numbers, one after the other.
 template <typename... Vectors>
 std::vector<unsigned char> bits_of(const Vectors&... vectors) {
-  std::vector<unsigned char> bits;
+  std::vector<unsigned char> bits((size_t{0} + ... + (vectors.size() * sizeof(vectors[0]))));
+  unsigned char* end = bits.data();
   const auto append = [&](const auto& vector) {
-    const auto* bytes = reinterpret_cast<const unsigned char*>(vector.data());
-    bits.insert(bits.end(), bytes, bytes + vector.size() * sizeof(vector[0]));
+    const size_t bytes = vector.size() * sizeof(vector[0]);
+    if (bytes > 0) std::memcpy(end, vector.data(), bytes);
+    end += bytes;
   };
   (append(vectors), ...);
   return bits;

@@ -33,10 +33,10 @@ HWY_INLINE void combine_lses(const CombineToken& token) {
   for (int64_t head = 0; head < stride; head += kLanes) {
     float* column = token.weights + head;
     FloatVector largest = minus_infinity;
-    auto no_number = hn::Ne(largest, largest);
+    auto no_number = hn::IsNaN(largest);
     for (int64_t split = 0; split < token.splits; ++split) {
       const FloatVector lse = hn::LoadU(floats, column + split * stride);
-      no_number = hn::Or(no_number, hn::Ne(lse, lse));
+      no_number = hn::Or(no_number, hn::IsNaN(lse));
       largest = hn::Max(largest, lse);
     }
     largest = hn::IfThenElse(no_number, hn::Set(floats, kNotANumber), largest);
