@@ -28,14 +28,15 @@ HWY_INLINE FloatVector load_widened(const hwy::float16_t* from) {
   return hn::PromoteTo(Floats(), hn::LoadU(hn::Rebind<hwy::float16_t, Floats>(), from));
 }
 // e4m3 has float16's layout with three mantissa bits and a bias smaller by 8: shifted into place, a value is 2^-8 of
-// itself, subnormals included. Its NaN, all bits set, has no counterpart there.
+// itself, subnormals included. Its NaN, all bits set, has no counterpart there. `upper` holds the byte in its upper
+// half.
 template <typename Words, typename Vector>
-HWY_INLINE Vector float16_of_e4m3(Words words, Vector stored) {
-  const Vector magnitude = hn::And(stored, hn::Set(words, 0x7f));
-  const Vector sign = hn::ShiftLeft<8>(hn::And(stored, hn::Set(words, 0x80)));
-  const Vector not_a_number =
-      hn::And(hn::VecFromMask(words, hn::Eq(magnitude, hn::Set(words, 0x7f))), hn::Set(words, 0x7e00));
-  return hn::Or(hn::Or(sign, hn::ShiftLeft<7>(magnitude)), not_a_number);
+HWY_INLINE Vector float16_of_e4m3(Words words, Vector upper) {
+  const hn::RebindToSigned<Words> integers;
+  const Vector doubled = hn::BitCast(words, hn::ShiftRight<1>(hn::BitCast(integers, upper)));  // the sign twice
+  const Vector value = hn::And(doubled, hn::Set(words, 0xbfff));
+  const auto not_a_number = hn::Eq(hn::And(value, hn::Set(words, 0x7fff)), hn::Set(words, 0x3f80));
+  return hn::Or(value, hn::VecFromMask(words, not_a_number));
 }
 inline constexpr float kE4m3OfFloat16 = 256.0f;
 
@@ -43,7 +44,8 @@ HWY_INLINE FloatVector load_widened(const uint8_t* from) {
   const Floats floats;
   const hn::Rebind<uint16_t, Floats> words;
   const auto stored = hn::PromoteTo(words, hn::LoadU(hn::Rebind<uint8_t, Floats>(), from));
-  const auto value = hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), float16_of_e4m3(words, stored));
+  const auto value =
+      hn::BitCast(hn::Rebind<hwy::float16_t, Floats>(), float16_of_e4m3(words, hn::ShiftLeft<8>(stored)));
   return hn::Mul(hn::PromoteTo(floats, value), hn::Set(floats, kE4m3OfFloat16));
 }
 
@@ -184,8 +186,9 @@ inline void pack_rows(const StoredRows& rows, int64_t count, float* panels) {
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Transposition of a square of vectors within 128-bit blocks: afterwards lane i of a block of vectors[c] is what lane c
-// of that block of vectors[i] was. Each round rotates the bits of (vector, lane) by one.
+// Transposition within 128-bit blocks of kCount vectors, which have at least as many lanes in a block: afterwards lane
+// i of a block of vectors[c] is what lane c of that block of vectors[i] was; with twice the lanes, lanes kCount h + i
+// of vectors[c] are what lane 2 c + h of vectors[i] was. Each round rotates the bits of (vector, lane) by one.
 template <typename Tag, typename Vector, int64_t kCount>
 HWY_INLINE void transpose_in_blocks(Tag tag, Vector (&vectors)[kCount]) {
 #pragma GCC unroll 4
@@ -213,15 +216,16 @@ HWY_INLINE hn::Vec<Tag> load_blocks(Tag tag, int64_t first_block, const Load& lo
   }
 }
 
-// The storage types as pack_square sees them: a square of kDepths depths of kColumns rows, column(block, i) being the
-// row in lane i of a block, and store(square, d, factors, to), which writes depth d of them widened.
+// The storage types as pack_square sees them: kDepths depths of kColumns rows in kVectors vectors, column(block, i)
+// being the row in a block of vector i. Transposed, a vector holds kDepths / kVectors depths of all of them; store()
+// writes it widened.
 template <typename Stored>
 struct Square;
 
 template <>
 struct Square<float> {
   using Tag = Floats;
-  static constexpr int64_t kDepths = 4, kColumns = kLanes;
+  static constexpr int64_t kVectors = 4, kDepths = 4, kColumns = kLanes;
   static constexpr int64_t column(int64_t block, int64_t i) { return 4 * block + i; }
   static HWY_INLINE hn::Vec<hn::Full128<float>> load(const float* from) {
     return hn::LoadU(hn::Full128<float>(), from);
@@ -235,7 +239,7 @@ struct SquareOfWords {
   using Tag = hn::Repartition<uint16_t, Floats>;
   using Vector = hn::Vec<Tag>;
   using Block = hn::Full128<uint16_t>;
-  static constexpr int64_t kDepths = 8, kColumns = 2 * kLanes;
+  static constexpr int64_t kVectors = 8, kDepths = 8, kColumns = 2 * kLanes;
 };
 
 // A bfloat16 is the upper half of a float32: interleaved with zeros, a block's first and last four words become a block
@@ -277,14 +281,24 @@ struct Square<hwy::float16_t> : SquareOfWords {
   }
 };
 
+// Blocks of 16 depths of eight rows.
 template <>
-struct Square<uint8_t> : SquareOfWords {
+struct Square<uint8_t> {
+  using Tag = hn::Repartition<uint8_t, Floats>;
+  static constexpr int64_t kVectors = 8, kDepths = 16, kColumns = 2 * kLanes;
   static constexpr int64_t column(int64_t block, int64_t i) { return 8 * block + i; }
-  static HWY_INLINE hn::Vec<Block> load(const uint8_t* from) {
-    return hn::PromoteTo(Block(), hn::LoadU(hn::Rebind<uint8_t, Block>(), from));
+  static HWY_INLINE hn::Vec<hn::Full128<uint8_t>> load(const uint8_t* from) {
+    return hn::LoadU(hn::Full128<uint8_t>(), from);
   }
-  static HWY_INLINE void store(Vector row, FloatVector factors, float* to) {
-    store_float16(float16_of_e4m3(Tag(), row), hn::Set(Floats(), kE4m3OfFloat16), factors, to);
+  static HWY_INLINE void store(hn::Vec<Tag> rows, FloatVector factors, float* to) {
+    const Tag bytes;
+    const SquareOfWords::Tag words;
+    const FloatVector first_factor = hn::Set(Floats(), kE4m3OfFloat16);
+    const auto zero = hn::Zero(bytes);
+    const auto even = hn::BitCast(words, hn::InterleaveLower(bytes, zero, rows));
+    const auto odd = hn::BitCast(words, hn::InterleaveUpper(bytes, zero, rows));
+    store_float16(float16_of_e4m3(words, even), first_factor, factors, to);
+    store_float16(float16_of_e4m3(words, odd), first_factor, factors, to + kPanel);
   }
 };
 
@@ -294,15 +308,18 @@ HWY_INLINE void pack_square(const Stored* HWY_RESTRICT rows, int64_t stride, Flo
                             float* HWY_RESTRICT panel) {
   using Shape = Square<Stored>;
   const typename Shape::Tag tag;
-  hn::Vec<typename Shape::Tag> square[Shape::kDepths];
+  constexpr int64_t kDepthsOfVector = Shape::kDepths / Shape::kVectors;
+  hn::Vec<typename Shape::Tag> square[Shape::kVectors];
 #pragma GCC unroll 8
-  for (int64_t i = 0; i < Shape::kDepths; ++i) {
+  for (int64_t i = 0; i < Shape::kVectors; ++i) {
     square[i] = load_blocks(
         tag, 0, [&](int64_t block) HWY_ATTR { return Shape::load(rows + Shape::column(block, i) * stride); });
   }
   transpose_in_blocks(tag, square);
 #pragma GCC unroll 8
-  for (int64_t d = 0; d < Shape::kDepths; ++d) Shape::store(square[d], factors, panel + d * kPanel);
+  for (int64_t v = 0; v < Shape::kVectors; ++v) {
+    Shape::store(square[v], factors, panel + v * kDepthsOfVector * kPanel);
+  }
 }
 
 #else  // no vectors: never offered, but compiled
