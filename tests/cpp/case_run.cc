@@ -175,7 +175,7 @@ Inputs::Inputs(const Case& case_, DeviceMemory& memory_, const Images& images_)
   if (c.cu_seqlens_q) cu_seqlens_q = place_ints(*c.cu_seqlens_q);
   if (c.cu_seqlens_k) cu_seqlens_k = place_ints(*c.cu_seqlens_k);
   if (c.k_starts) k_starts = place_ints(*c.k_starts);
-  d_kl = PlacedTensor(memory, make_scalar(0.75F));
+  d_kl = PlacedTensor(memory, make_scalar(kUpstreamOfKl));
   if (!c.paged) return;
   new_k = place(TensorId::new_k);
   new_v = place(TensorId::new_v);

@@ -17,6 +17,9 @@ using Results = std::map<std::string, HostTensor>;
 // the operations of a case follow each other.
 const Images& input_images(const Case& c, bool poisoned);
 
+// d_kl of backward operations.
+inline constexpr float kUpstreamOfKl = 0.75F;
+
 // The inputs of a case on a device.
 struct Inputs {
   Inputs(const Case& c, DeviceMemory& memory, const Images& images);

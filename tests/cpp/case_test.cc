@@ -352,6 +352,21 @@ TEST(CaseCompare, WrongSelectionsAreSeen) {
   }
 }
 
+// What cancels may leave noise of the floor's size times the tolerance, and no more.
+TEST(CaseCompare, FloorCoversNoiseAlone) {
+  const auto filled = [](float value) {
+    HostTensor tensor = make_host_tensor(OPENMSA_FLOAT32, {2, 2}, {}, kFill);
+    const float values[] = {value, -value, value, -value};
+    std::memcpy(tensor.element(0, 0), values, sizeof(values));
+    return tensor;
+  };
+  const HostTensor zero = filled(0);
+  EXPECT_FALSE(close(filled(1e-9F), zero, 1e-3));
+  EXPECT_TRUE(close(filled(0.9e-6F), zero, 1e-3, 1e-3));
+  EXPECT_FALSE(close(filled(1.1e-6F), zero, 1e-3, 1e-3));
+  EXPECT_FALSE(close(filled(1.002F), filled(1), 1e-3, 1e-3)) << "numbers above the floor keep their tolerance";
+}
+
 TEST(CaseCompare, WrongNumbersAreSeen) {
   HostTensor want = make_host_tensor(OPENMSA_FLOAT32, {2, 2}, {}, kFill);
   const float values[] = {1.0F, -2.0F, std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()};
