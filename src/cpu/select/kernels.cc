@@ -1,6 +1,7 @@
 #include "cpu/select/kernels.h"
 
 #include "cpu/common/targets.h"
+#include "cpu/common/tensor_rows.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/select/kernels.cc"
@@ -100,61 +101,77 @@ constexpr int64_t kFewRows = 24;
 
 int64_t ScratchFloats(int64_t rows, int64_t dim) { return kPanel * (dim + kFewRows) + kLanes * rows; }
 
-template <typename Stored>
-HWY_INLINE void prefetch_keys(const ScoreBlock& block, int64_t first, int64_t depth) {
-  const Stored* keys = static_cast<const Stored*>(block.keys.data) + first * block.keys.stride + depth;
-  const int64_t count = HWY_MIN(kPanel, block.count - first);
-  for (int64_t r = 0; r < count; ++r) hwy::Prefetch(keys + r * block.keys.stride);
-}
+// Panels of a batch of blocks, one after the other.
+struct PanelCursor {
+  const ScoreBlock* block;
+  int64_t first = 0;  // key
 
-// The panel of keys from `first` on for the rows that ask. `next_block` and `next_first`: the panel after it.
-template <typename Stored>
-HWY_INLINE void score_panel(const ScoreRows& rows, const ScoreBlock& block, int64_t first, const ScoreBlock* next_block,
-                            int64_t next_first, float* scratch, float* largest) {
-  constexpr int64_t kLine = 64 / sizeof(Stored);
-  const int64_t asking = rows.rows - block.first_row, dim = rows.dim;
-  const int64_t depth_step = asking <= kFewRows ? kLine : dim;
-  const Stored* keys = static_cast<const Stored*>(block.keys.data) + first * block.keys.stride;
-  for (int64_t depth = 0; depth < dim; depth += depth_step) {
-    const int64_t length = HWY_MIN(depth_step, dim - depth);
-    if (next_block != nullptr) {
-      for (int64_t d = 0; d < length; d += kLine) prefetch_keys<Stored>(*next_block, next_first, depth + d);
-    }
-    pack_transposed_panel(keys + depth, block.keys.stride, HWY_MIN(kPanel, block.count - first), length,
-                          block.keys.factor, scratch);
-    const ScoreTileSums sums{largest + block.first_row * kLanes,
-                             scratch + kPanel * dim,
-                             block.limits != nullptr ? block.limits + block.first_row : nullptr,
-                             first,
-                             depth == 0,
-                             depth + length == dim};
-    multiply_panel(asking, length, LeftMatrix{rows.queries + block.first_row * dim + depth, dim, 1}, scratch, sums);
+  HWY_INLINE int64_t keys() const { return HWY_MIN(kPanel, block->count - first); }
+  HWY_INLINE void advance() {
+    first += kPanel;
+    if (first < block->count) return;
+    ++block;
+    first = 0;
+  }
+};
+
+// Asks for rows [begin, end) of a panel. Whole rows in order: a line of each row at a time takes 1.6 times as long.
+HWY_INLINE void prefetch_keys(const PanelCursor& panel, int64_t begin, int64_t end) {
+  constexpr int64_t kLine = 64;
+  const StoredRows& keys = panel.block->keys;
+  const int64_t row_bytes = keys.columns * dtype_size(keys.dtype);
+  for (int64_t r = begin; r < HWY_MIN(end, panel.keys()); ++r) {
+    const char* row = static_cast<const char*>(rows_at(keys, (panel.first + r) * keys.stride).data);
+    for (int64_t at = 0; at < row_bytes; at += kLine) hwy::Prefetch(row + at);
   }
 }
 
-template <typename Stored>
-HWY_INLINE void score_blocks(const ScoreRows& rows, const ScoreBlock* blocks, int64_t count, float* scratch,
-                             float* scores) {
-  const Floats floats;
-  float* largest = scratch + kPanel * (rows.dim + kFewRows);
-  for (int64_t r = 0; r < rows.rows; ++r) hn::Store(hn::Set(floats, -kInfinity), floats, largest + r * kLanes);
-  for (const ScoreBlock* block = blocks; block != blocks + count; ++block) {
-    for (int64_t first = 0; first < block->count; first += kPanel) {
-      const bool more = first + kPanel < block->count;
-      const ScoreBlock* next_block = more ? block : block + 1 != blocks + count ? block + 1 : nullptr;
-      score_panel<Stored>(rows, *block, first, next_block, more ? first + kPanel : 0, scratch, largest);
-    }
-    for (int64_t r = block->first_row; r < rows.rows; ++r) {
-      scores[(block - blocks) * rows.rows + r] = largest_lane(hn::Load(floats, largest + r * kLanes));
-      hn::Store(hn::Set(floats, -kInfinity), floats, largest + r * kLanes);
-    }
+// One function for all types of keys, whose packed form is the same: it is large.
+HWY_NOINLINE void multiply_keys(int64_t rows, int64_t depth, const LeftMatrix& queries, const float* panel,
+                                const ScoreTileSums& sums) {
+  multiply_panel(rows, depth, queries, panel, sums);
+}
+
+// One panel of keys for the rows that ask, under which the panel `next` arrives, unless its block is null.
+HWY_INLINE void score_panel(const ScoreRows& rows, const PanelCursor& panel, const PanelCursor& next, float* scratch,
+                            float* largest) {
+  const ScoreBlock& block = *panel.block;
+  const int64_t asking = rows.rows - block.first_row, dim = rows.dim;
+  const int64_t step = asking <= kFewRows ? 64 / dtype_size(block.keys.dtype) : dim;
+  for (int64_t depth = 0; depth < dim; depth += step) {
+    const int64_t length = HWY_MIN(step, dim - depth);
+    if (next.block != nullptr) prefetch_keys(next, kPanel * depth / dim, kPanel * (depth + length) / dim);
+    StoredRows keys = rows_at(block.keys, panel.first * block.keys.stride + depth);
+    keys.columns = length;
+    pack_transposed(keys, panel.keys(), scratch);
+    const ScoreTileSums sums{largest + block.first_row * kLanes,
+                             scratch + kPanel * dim,
+                             block.limits != nullptr ? block.limits + block.first_row : nullptr,
+                             panel.first,
+                             depth == 0,
+                             depth + length == dim};
+    multiply_keys(asking, length, LeftMatrix{rows.queries + block.first_row * dim + depth, dim, 1}, scratch, sums);
   }
 }
 
 void ScoreBlocks(const ScoreRows& rows, const ScoreBlock* blocks, int64_t count, float* scratch, float* scores) {
-  if (count == 0) return;
-  with_stored(blocks[0].keys, [&]<typename Stored>(const Stored* /*type*/)
-                                  HWY_ATTR { score_blocks<Stored>(rows, blocks, count, scratch, scores); });
+  const Floats floats;
+  float* largest = scratch + kPanel * (rows.dim + kFewRows);
+  for (int64_t r = 0; r < rows.rows; ++r) hn::Store(hn::Set(floats, -kInfinity), floats, largest + r * kLanes);
+  for (PanelCursor panel{blocks}; panel.block != blocks + count;) {
+    const ScoreBlock& block = *panel.block;
+    PanelCursor next = panel;
+    next.advance();
+    const bool is_last = next.block == blocks + count;
+    score_panel(rows, panel, is_last ? PanelCursor{nullptr} : next, scratch, largest);
+    if (next.block != panel.block) {
+      for (int64_t r = block.first_row; r < rows.rows; ++r) {
+        scores[(panel.block - blocks) * rows.rows + r] = largest_lane(hn::Load(floats, largest + r * kLanes));
+        hn::Store(hn::Set(floats, -kInfinity), floats, largest + r * kLanes);
+      }
+    }
+    panel = next;
+  }
 }
 
 int64_t LseScratchFloats(int64_t block_size, int64_t dim) {
