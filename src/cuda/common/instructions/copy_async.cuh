@@ -17,13 +17,10 @@ __device__ inline void copy_async(void* shared, const void* global, bool present
 // cp.async.wait_all: the copies that this thread issued are done.
 __device__ inline void copy_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// cp.async.commit_group: the copies issued since the last call form a group.
-__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// cp.async.wait_group: all but this thread's latest kPending groups are done.
-template <int kPending>
-__device__ inline void copy_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+// cp.async.mbarrier.arrive.noinc: this thread arrives at the barrier once its copies so far are done. The arrival is
+// one of those that the barrier was initialised with.
+__device__ inline void copy_async_arrive(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 }  // namespace openmsa::cuda

@@ -75,16 +75,6 @@ int64_t partial_bytes(const LseParams& params) {
   return aligned(tokens * params.indices.shape[0] * params.indices.shape[2] * static_cast<int64_t>(sizeof(float)));
 }
 
-// Items of a thread block: whole products where there are many, and few where a product each would leave most of the
-// device idle.
-uint32_t items_per_block(int64_t count, int device) {
-  constexpr int64_t kRounds = 3;
-  const int64_t blocks = int64_t{kRounds} * kPartialBlocksPerSm * device_info(device).multiprocessors;
-  const int64_t share = (count + blocks - 1) / blocks;
-  return static_cast<uint32_t>(share <= kPartialRows ? share
-                                                     : (share + kPartialRows - 1) / kPartialRows * kPartialRows);
-}
-
 void launch_partials(const LseParams& params, const Plan& plan, int64_t first_token, float* partials) {
   const bool paged = params.layout.paged;
   const Tensor &q = params.index_q, &k = params.index_k;
@@ -103,13 +93,12 @@ void launch_partials(const LseParams& params, const Plan& plan, int64_t first_to
   args.places_per_head = plan.places_per_head;
   args.no_place = plan.no_place;
   args.count = static_cast<uint32_t>(plan.count);
-  args.per_block = items_per_block(plan.count, q.device_index);
   args.heads = static_cast<uint32_t>(q.shape[1]);
   args.topk = static_cast<uint32_t>(params.indices.shape[2]);
   args.partials = partials;
   const LseKernel kernel = partial_kernel(params);
   LaunchShape shape;
-  shape.blocks_x = (plan.count + args.per_block - 1) / args.per_block;
+  shape.blocks_x = std::min<int64_t>(plan.count, device_info(q.device_index).multiprocessors);
   shape.threads = kPartialThreads;
   shape.shared_bytes = kernel.shared_bytes;
   launch_kernel("partial_lse", kernel.entry, shape, params.stream, &args);

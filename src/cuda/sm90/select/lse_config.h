@@ -29,18 +29,34 @@ struct LseScale {
 
 // ---- Selected blocks -------------------------------------------------------------------------------------------
 
-// One warpgroup, one product of 64 rows by a block. Three thread blocks share an SM, so that one's exponentials run
-// under another's product; four would leave no room for a second tile of queries.
-inline constexpr int kPartialThreads = 128;
+// One producer warpgroup fills a ring of query tiles, gathered row by row, for three consumer warpgroups that multiply
+// 64 rows by a block each. A ring slot belongs to one consumer, so that it waits for every phase of its barriers. Three
+// slots each keep 144 KB of gathers and their latency away from the products; a fourth does not fit.
+inline constexpr int kPartialConsumers = 3;
+inline constexpr int kPartialThreads = (kPartialConsumers + 1) * 128;
 inline constexpr int kPartialRows = 64;
-inline constexpr int kPartialBlocksPerSm = 3;
+inline constexpr int kPartialSlots = 3 * kPartialConsumers;
+inline constexpr int kPartialKeyBuffers = 2;
+inline constexpr int kPartialSegment = 1024;  // items that the producer reads at a time
+inline constexpr int kPartialConsumerRegisters = 144, kPartialProducerRegisters = 72;
+static_assert(128 * (kPartialConsumers * kPartialConsumerRegisters + kPartialProducerRegisters) <= 65536);
+
+// Rows that share a block. 0 ends its consumer's work, -1 the last one's.
+struct PartialTile {
+  int32_t rows;
+  int32_t key_buffer;
+  uint32_t items[kPartialRows];
+};
 
 template <int kHeadDim, int kBlock>
 struct PartialShared {
-  StagedRows<kHeadDim, kBlock> keys;
-  StagedRows<kHeadDim, kPartialRows> queries[2];
+  StagedRows<kHeadDim, kBlock> keys[kPartialKeyBuffers];
+  StagedRows<kHeadDim, kPartialRows> queries[kPartialSlots];
+  PartialTile tiles[kPartialSlots];
+  uint32_t places[kPartialSegment], items[kPartialSegment];
+  uint64_t full[kPartialSlots], empty[kPartialSlots];
 };
-static_assert(kPartialBlocksPerSm * (sizeof(PartialShared<128, 128>) + 2048) <= 228 * 1024);
+static_assert(sizeof(PartialShared<128, 128>) <= 227 * 1024);
 
 struct PartialArguments {
   const void* index_q;  // the chunk's first query
@@ -53,7 +69,6 @@ struct PartialArguments {
   const uint32_t* items;
   uint32_t places_per_head, no_place;
   uint32_t count;
-  uint32_t per_block;  // items of a thread block
   uint32_t heads, topk;
   float* partials;  // [query of the chunk, head, slot]: log2 of the block's sum of 2^score
 };
@@ -76,9 +91,6 @@ inline constexpr int kPrefixThreads = (kPrefixConsumers + 1) * 128;
 inline constexpr int kPrefixRows = kPrefixConsumers * 2 * 64;
 inline constexpr int kPrefixKeys = 128;
 inline constexpr int kPrefixStages = 4;
-// Key tiles whose copies are under way while the producer waits for the one before them.
-inline constexpr int kPrefixAhead = 2;
-static_assert(kPrefixAhead < kPrefixStages);
 // 65,536 registers: the consumers hold 128 sums each, the producer addresses.
 inline constexpr int kPrefixConsumerRegisters = 224, kPrefixProducerRegisters = 56;
 static_assert(128 * (kPrefixConsumers * kPrefixConsumerRegisters + kPrefixProducerRegisters) <= 65536);

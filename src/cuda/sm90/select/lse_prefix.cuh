@@ -71,10 +71,6 @@ __device__ inline void produce_keys(const PrefixArguments& args, const PrefixTil
                                     int thread) {
   const int piece = staged_piece<Element, kHeadDim>(thread);
   int64_t issued = 0;
-  const auto announce = [&](int64_t number) {
-    fence_proxy_async();
-    barrier_arrive(&shared->full[number % kPrefixStages]);
-  };
   for (int64_t begin = tile.first_query; begin < tile.end_query;) {
     const PrefixPass pass = prefix_pass(args, tile, begin, thread % 32);
     const Element* const keys = static_cast<const Element*>(args.index_k) + tile.key_head * args.k_stride_head +
@@ -91,15 +87,11 @@ __device__ inline void produce_keys(const PrefixArguments& args, const PrefixTil
         const Element* const from = keys + (row < left ? first + row : 0) * args.k_stride_token;
         stage_piece(&shared->keys[stage], row, piece, from, row < left);
       }
-      copy_async_commit();
-      if (issued < kPrefixAhead) continue;
-      copy_async_wait<kPrefixAhead>();
-      announce(issued - kPrefixAhead);
+      arrive_when_staged(&shared->full[stage]);
     }
     begin = pass.end;
   }
-  copy_async_wait<0>();
-  for (int64_t number = max(issued - kPrefixAhead, int64_t{0}); number < issued; ++number) announce(number);
+  copy_async_wait_all();
 }
 
 // Named barriers, one for each consumer warpgroup.
@@ -114,18 +106,18 @@ __device__ inline void pass_turn(int warpgroup) {
 
 // What a thread keeps of each of its four rows: two of each product.
 struct PrefixRow {
-  float max = -INFINITY, offset = 0.0f, sum = 0.0f;
+  float max = -INFINITY, sum = 0.0f;
 };
 
 template <int kSums>
 __device__ inline void add_scores(float (&sums)[kSums], const LseScale& scale, PrefixRow (&rows)[2]) {
+  if (scale.in_double) scale_in_double(sums, scale.scale);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     PrefixRow& row = rows[half];
-    row.max = fmaxf(row.max, row_max(sums, half));
-    const float offset = offset_of(row.max, scale.factor);
-    row.sum = rebase(row.sum, row.offset, offset) + row_sum(sums, half, scale.factor, offset);
-    row.offset = offset;
+    const float max = fmaxf(row.max, row_max(sums, half));
+    row.sum = rebase(row.sum, row.max, max, scale.factor) + row_sum(sums, half, max, scale.factor);
+    row.max = max;
   }
 }
 
@@ -177,11 +169,11 @@ __device__ inline void consume_keys(const PrefixArguments& args, const PrefixTil
     const auto pass_tile = [&](int32_t key_tile, auto masked) {
       const int stage = static_cast<int>(number % kPrefixStages);
       barrier_wait(&shared->full[stage], static_cast<uint32_t>(number / kPrefixStages) & 1);
+      fence_proxy_async();
       wait_for_turn(warpgroup);
       wgmma_fence();
       issue_product<Element>(sums[0], shared->queries, first_row, shared->keys[stage]);
       issue_product<Element>(sums[1], shared->queries, first_row + 64, shared->keys[stage]);
-      pass_turn(warpgroup);
       const auto add = [&](int part) {
         if constexpr (masked.value) {
           const int64_t first_key = static_cast<int64_t>(key_tile) * kPrefixKeys;
@@ -197,6 +189,7 @@ __device__ inline void consume_keys(const PrefixArguments& args, const PrefixTil
       wgmma_wait<1>();
       add(0);
       wgmma_wait<0>();
+      pass_turn(warpgroup);
       if (lane == 0) barrier_arrive(&shared->empty[stage]);
       add(1);
       ++number;
@@ -214,14 +207,13 @@ __device__ inline void consume_keys(const PrefixArguments& args, const PrefixTil
       PrefixRow row = rows[part][half];
       float max = fmaxf(row.max, __shfl_xor_sync(~0u, row.max, 1));
       max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
-      const float offset = offset_of(max, args.scale.factor);
-      float sum = rebase(row.sum, row.offset, offset);
+      float sum = rebase(row.sum, row.max, max, args.scale.factor);
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int at = thread_row + 64 * part + 8 * half;
       if (lane % 4 != 0 || at >= tile.rows) continue;
       args.index_lse[head_of(at) * args.lse_stride_head + query_of(at) * args.lse_stride_token] =
-          natural_log(offset, sum);
+          natural_log(offset_of(max, args.scale.factor), sum);
     }
   }
 }
@@ -235,7 +227,7 @@ __global__ void __launch_bounds__(kPrefixThreads, 1) prefix_lse(const __grid_con
   const PrefixTile tile = prefix_tile(args, blockIdx.x);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < kPrefixStages; ++stage) {
-      barrier_init(&shared.full[stage], 128);
+      barrier_init(&shared.full[stage], kStagedArrivals * 128);
       barrier_init(&shared.empty[stage], kPrefixConsumers * 4);  // one arrival by each consumer warp
     }
     fence_barrier_init();

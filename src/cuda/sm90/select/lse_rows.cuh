@@ -1,11 +1,13 @@
 // What the index_lse kernels share: rows on their way to shared memory, products, sums of exponentials.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "cuda/common/elements.cuh"
 #include "cuda/common/instructions/copy_async.cuh"
 #include "cuda/common/instructions/exp2.cuh"
+#include "cuda/common/instructions/mbarrier.cuh"
 #include "cuda/common/instructions/wgmma.cuh"
 #include "cuda/sm90/select/lse_config.h"
 
@@ -44,6 +46,14 @@ __device__ inline void stage_piece(StagedRows<kHeadDim, kRows>* to, int row, int
   }
 }
 
+// A thread's arrivals at a barrier for what it staged: one when its copies have come, one for what it stored itself.
+// The consumers fence between generic accesses and products: a fence here would wait for the copies.
+inline constexpr int kStagedArrivals = 2;
+__device__ inline void arrive_when_staged(uint64_t* barrier) {
+  copy_async_arrive(barrier);
+  barrier_arrive(barrier);
+}
+
 // The rows that thread number `thread` of kThreads stages, a piece of each: staged_row(.., i) for i below kStagedRows.
 template <typename Element, int kThreads, int kHeadDim, int kRows>
 inline constexpr int kStagedRows = kRows / (kThreads / (kHeadDim / kVector<Element>));
@@ -64,13 +74,15 @@ __device__ inline int staged_piece(int thread) {
 template <typename Element, int kHeadDim, int kRowsA, int kRowsB>
 __device__ inline void issue_product(float (&sums)[kRowsB / 2], const StagedRows<kHeadDim, kRowsA>& a, int first_row,
                                      const StagedRows<kHeadDim, kRowsB>& b) {
-  constexpr int kStepBytes = 32;  // of k, in one instruction
+  // A descriptor counts addresses in 16 bytes; one instruction takes 32 bytes of k.
+  constexpr int kStep = 32 / 16, kPanelA = kRowsA * kPanelRowBytes / 16, kPanelB = kRowsB * kPanelRowBytes / 16;
+  const uint64_t start_a = wgmma_descriptor(a.panels[0][first_row]), start_b = wgmma_descriptor(b.panels);
 #pragma unroll
   for (int panel = 0; panel < kHeadDim / kPanelColumns; ++panel) {
 #pragma unroll
-    for (int step = 0; step < kPanelRowBytes; step += kStepBytes) {
-      wgmma_product(typename ProductType<Element>::Type{}, sums, wgmma_descriptor(&a.panels[panel][first_row][step]),
-                    wgmma_descriptor(&b.panels[panel][0][step]), panel + step > 0);
+    for (int step = 0; step < kPanelRowBytes / 16; step += kStep) {
+      wgmma_product(typename ProductType<Element>::Type{}, sums, start_a + panel * kPanelA + step,
+                    start_b + panel * kPanelB + step, panel + step > 0);
     }
   }
   wgmma_commit();
@@ -85,18 +97,19 @@ __device__ inline void scale_in_double(float (&sums)[kSums], double scale) {
   for (int i = 0; i < kSums; ++i) sums[i] = static_cast<float>(scale * static_cast<double>(sums[i]));
 }
 
-// ---- Sums of 2^(score * factor), relative to 2^offset. A NaN score makes its sum NaN, one of +inf makes it +inf.
-// ----
+// ---- Sums of 2^(factor * (score - max)). A NaN score makes its sum NaN, one of +inf makes it +inf. ----
 
-// The offset for scores up to `max`: any finite number would be right, this one keeps the sum in range.
+// max * factor, or 0 for maxima that are infinite: exponents count from it.
 __device__ inline float offset_of(float max, float factor) {
   const float offset = max * factor;
   return fabsf(offset) < INFINITY ? offset : 0.0f;
 }
 
-// A sum relative to another offset. An empty sum stays empty wherever its offset lies.
-__device__ inline float rebase(float sum, float offset, float to) {
-  return sum == 0.0f ? 0.0f : sum * exp2_approximate(offset - to);
+// A sum relative to a larger maximum. An empty sum stays empty wherever its maximum lies; an infinite one is nothing
+// beside the larger maximum's.
+__device__ inline float rebase(float sum, float max, float to, float factor) {
+  if (sum == 0.0f || max == to) return sum;
+  return (sum == INFINITY ? FLT_MAX : sum) * exp2_approximate((max - to) * factor);
 }
 
 // The natural logarithm of a sum.
@@ -117,9 +130,22 @@ __device__ inline float row_max(const float (&sums)[kSums], int half) {
   return fmaxf(fmaxf(even, odd), -INFINITY);  // NaN where all are
 }
 
-// The sum over the thread's row `half`.
+// The sum over the thread's row `half`, whose largest score is `max`. Changes the scores.
 template <int kSums>
-__device__ inline float row_sum(const float (&sums)[kSums], int half, float factor, float offset) {
+__device__ inline float row_sum(float (&sums)[kSums], int half, float max, float factor) {
+  float offset = offset_of(max, factor);
+  // One fused operation gives score * factor - offset. Its product is exact and the offset rounded; for huge scores the
+  // difference between the two exceeds every exponent, so those are subtracted first.
+  constexpr float kHuge = 0x1p20f;
+  if (__any_sync(~0u, fabsf(offset) > kHuge)) {
+    const float start = fabsf(max) < INFINITY ? max : 0.0f;
+    offset = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSums / 4; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) sums[4 * i + 2 * half + e] -= start;
+    }
+  }
   constexpr int kChains = 4;
   float total[kChains] = {};
 #pragma unroll
