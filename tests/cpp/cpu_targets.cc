@@ -28,7 +28,7 @@ namespace {
   }
 }
 
-bool has(int64_t target) { return (hwy::SupportedTargets() & target) != 0; }
+bool has(int64_t target) { return (hwy::SupportedTargets() & HWY_TARGETS & target) != 0; }
 
 class Targets : public ::testing::Test {
  protected:

@@ -119,6 +119,17 @@ def test_all_steps_together_stay_below_ten_minutes(tmp_path: Path) -> None:
     gpu = load()
     for sanitize in (False, True):
         assert sum(step.limit for step in gpu.steps_of(tmp_path, tmp_path, sanitize)) < 600
+    assert sum(step.limit for step in gpu.cpu_steps(tmp_path, tmp_path)) < 600
+
+
+def test_the_cpu_backend_runs_on_every_instruction_set(tmp_path: Path) -> None:
+    program = 'echo "$OPENMSA_TEST_BACKENDS on $OPENMSA_CPU_TARGET"; ' + writes(REPORT.format(failed=""))
+    bundle = make_bundle(tmp_path, {"cpu_test": program, "case_test": program})
+    result = run("run", "--cpu", "--bundle", str(bundle), "--out", str(tmp_path))
+    assert result.returncode == 0, result.stdout + result.stderr
+    steps = load().cpu_steps(tmp_path, tmp_path)
+    assert f"total: {2 * len(steps)} passed, 0 failed, {len(steps)} skipped" in result.stdout
+    assert result.stdout.count("cpu on avx2") == 2
 
 
 def test_arguments_go_to_the_step_that_is_named(tmp_path: Path) -> None:

@@ -6,7 +6,11 @@
 
 // AVX2, AVX-512 and NEON, beside the one that every compiler has. Newer AVX-512 subsets change nothing here and would
 // double the code; without AVX2 the backend is not offered.
+#ifdef OPENMSA_AVX2_ALONE
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL | HWY_AVX3)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
+#endif
 
 namespace openmsa::cpu {
 
