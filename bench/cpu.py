@@ -49,7 +49,7 @@ CONTEXT_FIELDS = (
 Call = Callable[[], Any]
 
 
-def alternate(calls: dict[str, Call], seconds: float = 3.0) -> dict[str, float]:
+def alternate(calls: dict[str, Call], seconds: float) -> dict[str, float]:
     """Median milliseconds of each. Repeats until a call took `seconds` and ran three times, or ran for 12 s in all."""
     times: dict[str, list[float]] = {name: [] for name in calls}
 
@@ -78,6 +78,7 @@ class Run:
     baseline: bool
     selections: list[str]
     dtypes: list[str]
+    seconds: float
     rows: list[Row] = field(default_factory=list)
     context: list[list[str]] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)  # TFLOP/s of the fp32 product so far
@@ -92,7 +93,7 @@ class Run:
         print(" ".join(cell for cell in cells[:5] if cell) + f": {value:.5g} {unit}", flush=True)
 
     def measure_product(self, when: str) -> None:
-        self.rates.append(product_rate())
+        self.rates.append(product_rate(self.seconds / 3))
         self.note(f"product-{when}", 1e3 * self.rates[-1], "GFLOP/s", dtype="fp32", n=2048)
 
     def add(self, row: Row) -> None:
@@ -179,7 +180,7 @@ def bench_prefill(run: Run, n: int) -> None:
             flop[name] = select_flop(n) + 4 * DIM * HEADS * visible_pairs(result.indices, n)
             moved[name] = bytes_of(*tensors, result.out, result.lse, result.indices)
     add_dense(run, "prefill", calls, dense_forward(main), n)
-    run.add_part("prefill", n, alternate(calls), flop, moved)
+    run.add_part("prefill", n, alternate(calls, run.seconds), flop, moved)
 
 
 def add_dense(run: Run, case: str, calls: dict[str, Call], make: Callable[[torch.dtype, slice], Call], n: int) -> None:
@@ -222,7 +223,7 @@ def bench_attend(run: Run, n: int) -> None:
             calls[name] = call
             flop[name] = 4 * DIM * HEADS * visible_pairs(indices, n)
             moved[name] = bytes_of(*tensors, indices, out, lse)
-    run.add_part("stage-attend", n, alternate(calls), flop, moved)
+    run.add_part("stage-attend", n, alternate(calls, run.seconds), flop, moved)
 
 
 # ---- train -----------------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def bench_train(run: Run, n: int) -> None:
         return lambda: torch.autograd.grad(dense_call(*dense), dense, grad)
 
     add_dense(run, "train", calls, make, n)
-    run.add_part("train", n, alternate(calls), flop, moved)
+    run.add_part("train", n, alternate(calls, run.seconds), flop, moved)
 
 
 # ---- decode ----------------------------------------------------------------------------------------------------------
@@ -332,7 +333,7 @@ def bench_decode(run: Run, n: int) -> None:
     if run.baseline:
         grouped = q[0].unflatten(0, (DECODE_KV_HEADS, -1)), *(x.transpose(0, 1).contiguous() for x in (k, v))
         calls["grouped fp32"] = lambda: grouped_products(*grouped)
-    times = alternate(calls)
+    times = alternate(calls, run.seconds)
     grouped_ms = times.pop("grouped fp32", None)
     run.add_part("decode", n, times, flop, moved)
     if grouped_ms is not None:
@@ -368,6 +369,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--no-baseline", action="store_true", help="openmsa alone")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each call's repeats; three repeats at least")
     parser.add_argument("--threads", type=int, help="of PyTorch and openmsa; default: PyTorch's")
     parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
     return parser.parse_args(words)
@@ -379,7 +381,7 @@ def main(words: list[str] | None = None) -> int:
         torch.set_num_threads(arguments.threads)
     backend = next(b for b in openmsa.info()["backends"] if b["device"] == "cpu" and b["available"])
     facts = machine(f"{processor_name()}, {torch.get_num_threads()} threads", backend.get("target", backend["name"]))
-    run = Run(facts, not arguments.no_baseline, arguments.selections, arguments.dtypes)
+    run = Run(facts, not arguments.no_baseline, arguments.selections, arguments.dtypes, arguments.seconds)
     started = time.monotonic()
     run.measure_product("start")
     for case in arguments.cases:

@@ -30,8 +30,8 @@ def clock_mhz() -> int | None:
     return round(statistics.mean(clocks)) if clocks else None
 
 
-def product_rate(seconds: float = 1.0) -> float:
-    """TFLOP/s of torch.mm on float32 matrices of 2048 x 2048: the median of about a second."""
+def product_rate(seconds: float) -> float:
+    """TFLOP/s of torch.mm on float32 matrices of 2048 x 2048: the median."""
     a, b = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE).unbind()
     out = torch.empty_like(a)
     torch.mm(a, b, out=out)
