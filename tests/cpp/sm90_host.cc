@@ -140,6 +140,18 @@ TEST(Sm90Host, RefusesShapesByName) {
   expect_refused(keys.params, "index_k", "keys");
 }
 
+TEST(Sm90Host, RefusesStridesThatBulkCopiesCannotExpress) {
+  for (const int64_t stride : {int64_t{1} << 39, -(int64_t{1} << 39)}) {  // elements of two bytes
+    Fake q, k, paged(true);
+    q.params.index_q.strides[0] = stride;
+    expect_refused(q.params, "index_q", "2^40 bytes");
+    k.params.index_k.strides[0] = stride;
+    expect_refused(k.params, "index_k", "2^40 bytes");
+    paged.params.index_k.strides[0] = stride;
+    expect_refused(paged.params, "index_k_cache", "2^40 bytes");
+  }
+}
+
 TEST(Sm90Host, RefusesMisalignedTensorsByName) {
   for (const int64_t bytes : {2, 8, 14}) {
     Fake q, k, paged(true);

@@ -1,5 +1,5 @@
 // The sm90 backend: Hopper GPUs. Select for now; the other stages answer that they are unsupported.
-#include <limits>
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -8,8 +8,10 @@
 #include "api/stages.h"
 #include "cuda/common/checks.h"
 #include "cuda/common/device.h"
+#include "cuda/common/stream_memory.h"
 #include "cuda/sm90/select/config.h"
 #include "cuda/sm90/select/launch.h"
+#include "cuda/sm90/select/lse.h"
 
 namespace openmsa {
 namespace {
@@ -17,6 +19,8 @@ namespace {
 constexpr const char* kName = "sm90";
 
 constexpr DataTypeSet kIndexTypes{OPENMSA_FLOAT16, OPENMSA_BFLOAT16, OPENMSA_FLOAT8_E4M3};
+
+constexpr int64_t kMostStrideBytes = int64_t{1} << 40;  // of a bulk copy
 
 void check_index_tensor(const char* name, const Tensor& tensor) {
   if (!kIndexTypes.contains(tensor.dtype)) {
@@ -29,6 +33,13 @@ void check_index_tensor(const char* name, const Tensor& tensor) {
                      "; it supports 64 and 128");
   }
   cuda::check_vector_alignment(kName, name, tensor);
+  for (int32_t axis = 0; axis + 1 < tensor.rank; ++axis) {
+    const int64_t elements = tensor.strides[axis] < 0 ? -tensor.strides[axis] : tensor.strides[axis];
+    if (tensor.shape[axis] > 1 && elements >= kMostStrideBytes / dtype_size(tensor.dtype)) {
+      fail_unsupported(name, ": backend ", kName, " does not support a stride of ", tensor.strides[axis],
+                       " elements (axis ", axis, "); it supports less than 2^40 bytes");
+    }
+  }
 }
 
 void check_layout(const SequenceLayout& layout) {
@@ -40,6 +51,25 @@ void check_layout(const SequenceLayout& layout) {
   check("k_starts", layout.k_starts);
   check("block_table", layout.block_table);
   check("seq_lens", layout.seq_lens);
+}
+
+cuda::sm90::LseParams lse_of(const SelectParams& params) {
+  cuda::sm90::LseParams lse;
+  lse.layout = params.layout;
+  lse.index_q = params.index_q;
+  lse.index_k = params.index_k;
+  lse.block_size = params.block_size;
+  lse.scale = params.scale;
+  lse.indices = params.indices;
+  lse.index_lse = *params.index_lse;
+  lse.stream = params.execution.stream;
+  return lse;
+}
+
+// Its kernels and those of index_lse run one after the other.
+int64_t select_bytes(const SelectParams& params) {
+  const int64_t bytes = cuda::sm90::select_workspace(params);
+  return params.index_lse == nullptr ? bytes : std::max(bytes, cuda::sm90::selected_lse_workspace(lse_of(params)));
 }
 
 class Sm90Backend final : public Backend {
@@ -93,10 +123,14 @@ class Sm90Backend final : public Backend {
       fail_unsupported("index_q: backend ", kName, " does not support ", index_heads, " index heads; it supports 1 to ",
                        cuda::sm90::kMaxIndexHeads);
     }
-    // Kernels number a sequence's blocks in int32, as int32 indices do.
-    if (!layout.paged && layout.tokens_k / params.block_size >= std::numeric_limits<int32_t>::max()) {
+    // Kernels count tokens in int32, as offsets and lengths do; 2^31 rows of 64 bytes are the memory of a device.
+    if (layout.tokens_q > cuda::sm90::kMostTokens) {
+      fail_unsupported("index_q: backend ", kName, " does not support ", layout.tokens_q,
+                       " queries; it supports at most ", cuda::sm90::kMostTokens);
+    }
+    if (!layout.paged && layout.tokens_k > cuda::sm90::kMostTokens) {
       fail_unsupported(k_name, ": backend ", kName, " does not support ", layout.tokens_k,
-                       " keys; it supports fewer than ", std::numeric_limits<int32_t>::max(), " blocks");
+                       " keys; it supports at most ", cuda::sm90::kMostTokens);
     }
     cuda::check_type_alignment(kName, "indices", params.indices.data, dtype_size(params.indices.dtype));
     if (params.index_lse != nullptr) {
@@ -106,7 +140,22 @@ class Sm90Backend final : public Backend {
     cuda::check_sm90_device(kName, "index_q", params.index_q);
   }
 
-  void select(const SelectParams& params) const override { cuda::sm90::launch_select(params); }
+  using Backend::workspace;
+  int64_t workspace(const SelectParams& params) const override {
+    return cuda::workspace_with_alignment(select_bytes(params));
+  }
+
+  void select(const SelectParams& params) const override {
+    if (params.layout.tokens_q == 0) return;
+    const cuda::DeviceGuard guard(params.index_q.device_index);
+    const cuda::StreamMemory memory(params.execution.workspace, select_bytes(params), params.execution.stream);
+    cuda::sm90::launch_select(params, memory.data());
+    if (params.index_lse == nullptr) return;
+    // From the selected blocks: the scoring pass forms no exponential.
+    cuda::sm90::LseParams lse = lse_of(params);
+    lse.workspace = memory.data();
+    cuda::sm90::launch_selected_lse(lse);
+  }
 };
 
 }  // namespace

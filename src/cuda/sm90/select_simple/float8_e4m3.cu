@@ -1,9 +1,0 @@
-#include "cuda/sm90/select/instantiate.cuh"
-
-namespace openmsa::cuda::sm90 {
-
-SelectKernel select_kernel_float8_e4m3(int64_t head_dim, int64_t block_size, bool paged) {
-  return select_kernel_of<Float8E4m3>(head_dim, block_size, paged);
-}
-
-}  // namespace openmsa::cuda::sm90
