@@ -11,7 +11,7 @@ decode         one query over 131072 keys at M3's heads (64/4/4), paged_msa_atte
                the context file, by one fp32 product per KV head
 
 The calls of a part alternate; a row is the median. Each part's results are checked against float64 on sampled rows. The
-baseline is timed in fp32 and bf16 and the faster one counts. DIR/cpu.csv and DIR/cpu_context.csv get the rows; those of
+baseline is timed in fp32 and bf16 and the faster one counts. DIR/cpu.csv and DIR_context/cpu.csv get the rows; those of
 earlier runs with other keys stay. The whole takes about six minutes on two cores.
 """
 
@@ -400,7 +400,8 @@ def main(words: list[str] | None = None) -> int:
     print(f"{time.monotonic() - started:.0f} s in all")
     if arguments.out is not None:
         merge(arguments.out / "cpu.csv", FIELDS, [row.cells() for row in run.rows], 5)
-        merge(arguments.out / "cpu_context.csv", CONTEXT_FIELDS, run.context, 5)
+        context = arguments.out.with_name(arguments.out.name + "_context")
+        merge(context / "cpu.csv", CONTEXT_FIELDS, run.context, 5)
     return 0
 
 

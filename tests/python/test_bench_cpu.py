@@ -109,13 +109,13 @@ def test_the_bench_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         "--seconds",
         "0.02",
         "--out",
-        str(tmp_path),
+        str(tmp_path / "cpu"),
     ]
     assert cpu.main(words) == 0
-    with (tmp_path / "cpu.csv").open(newline="") as file:
+    with (tmp_path / "cpu" / "cpu.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["case"] for row in rows} == {"prefill", "train", "decode", "stage-attend"}
     assert all(float(row["openmsa_ms"]) > 0 and float(row["useful_tflops"]) > 0 for row in rows)
     assert {row["baseline"] for row in rows if row["case"] != "stage-attend"} == {"torch"}
-    assert (tmp_path / "cpu_context.csv").exists()
+    assert (tmp_path / "cpu_context" / "cpu.csv").exists()
     assert "of the product" in capsys.readouterr().out
