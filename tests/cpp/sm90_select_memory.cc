@@ -50,7 +50,8 @@ TEST(Sm90SelectLarge, StridesBeyondInt32) {
   PlacedProblem placed(gpu_memory(), problem);
   const Selection expected = run_on_reference(problem);
   constexpr int64_t kStride = int64_t{1} << 20;
-  const int64_t bytes = o.tokens_k * kStride;
+  const int64_t pages = o.tokens_k / 128 + 1;
+  const int64_t bytes = pages * 128 * kStride;  // whole pages: a pool's rows all exist, whoever sees them
   ASSERT_GT(bytes, kTwoTo31);
   const Memory wide(bytes);
   check_cuda(cudaMemcpy2D(wide.data, kStride, problem.index_k.element(), 128, 128, static_cast<size_t>(o.tokens_k),
@@ -68,7 +69,7 @@ TEST(Sm90SelectLarge, StridesBeyondInt32) {
   Options paged = paged_options({2200}, {40}, 128);
   paged.dtype = o.dtype;
   paged.topk = o.topk;
-  paged.pages = 2200 / 128 + 1;
+  paged.pages = pages;
   paged.block_table.clear();
   for (int32_t page = 0; page < 20; ++page) paged.block_table.push_back(std::min<int32_t>(page, 17));
   paged.max_pages = 20;
