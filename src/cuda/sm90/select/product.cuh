@@ -5,8 +5,9 @@
 
 #include "cuda/common/instructions/load_matrix.cuh"
 #include "cuda/common/instructions/wgmma.cuh"
+#include "cuda/common/product_rows.cuh"
 #include "cuda/sm90/select/lists.cuh"
-#include "cuda/sm90/select/ring.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/select/sequences.cuh"
 #include "cuda/sm90/select/shared.cuh"
 
@@ -14,12 +15,6 @@ namespace openmsa::cuda::sm90 {
 
 inline constexpr int kSums = kStepKeys / 2;  // of a product, per thread
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
-
-// Products in flight own the sums: nothing of them may move across this point.
-__device__ inline void pin(float (&sums)[kSums]) {
-#pragma unroll
-  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-}
 
 // A warpgroup's queries for one of its two products: descriptors of shared memory, or the registers themselves.
 template <typename Config, bool kInRegisters = Config::kQueriesInRegisters>
