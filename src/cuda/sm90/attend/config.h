@@ -1,4 +1,4 @@
-// Attend: tiles, shared memory, what the launch reads and writes. docs/kernels/attend.md has the schedule.
+// Attend: tiles, constants, what the launch reads and writes. docs/kernels/attend.md has the schedule.
 #pragma once
 
 #include <cuda.h>
@@ -6,7 +6,6 @@
 #include <cstdint>
 
 #include "api/stages.h"
-#include "cuda/common/elements.cuh"
 #include "cuda/common/staged_rows.h"
 #include "cuda/sm90/plan/tile_config.h"
 
@@ -28,46 +27,6 @@ constexpr int stages_for(int head_dim, int block) {
   const int stages = 3 * (128 * 128) / (head_dim * block);
   return stages < kMostStages ? stages : kMostStages;
 }
-
-template <typename Type, int kDim, int kBlockSize>
-struct Config {
-  using Element = Type;
-  static constexpr int kHeadDim = kDim;
-  static constexpr int kBlock = kBlockSize;
-  static constexpr int kStages = stages_for(kDim, kBlockSize);
-  static constexpr int kPanels = kHeadDim / kPanelColumns;
-  static constexpr int kQueryBytes = kTileRows * kHeadDim * 2, kBlockBytes = kBlock * kHeadDim * 2;
-};
-
-// The tile that the copying warp has taken.
-struct TileNumber {
-  int32_t first;  // token of the chunk
-  int32_t head;
-  int32_t blocks;  // kNoMoreTiles: the end
-};
-inline constexpr int32_t kNoMoreTiles = -1;
-
-// What the rows need to know of a block in a stage (TileBlock).
-struct Step {
-  int32_t base;
-  uint32_t info;
-  uint32_t members[kMostTileTokens / 32];
-};
-
-template <typename Config>
-struct Shared {
-  StagedRows<Config::kHeadDim, kTileRows> queries;
-  StagedRows<Config::kHeadDim, Config::kBlock> keys[Config::kStages], values[Config::kStages];
-  Step steps[Config::kStages];
-  TileNumber tile;
-  uint64_t tile_full, tile_empty;  // the number and its queries
-  uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];  // the step too
-  uint64_t values_full[Config::kStages], values_empty[Config::kStages];
-};
-// Dynamic shared memory starts at a multiple of 16 bytes only; the kernel moves up to one of 1024.
-template <typename Config>
-inline constexpr int kSharedBytes = static_cast<int>(sizeof(Shared<Config>)) + 1008;
-static_assert(kSharedBytes<Config<Bfloat16, 128, 128>> <= kMostSharedBytes);
 
 struct Arguments {
   CUtensorMap queries;       // {D, head, token}

@@ -5,7 +5,7 @@
 
 #include "cuda/common/instructions/bulk_tensor.cuh"
 #include "cuda/common/ring.cuh"
-#include "cuda/sm90/attend/config.h"
+#include "cuda/sm90/attend/shared.cuh"
 
 namespace openmsa::cuda::sm90::attend {
 

@@ -6,7 +6,7 @@
 #include "cuda/common/instructions/fence_proxy.cuh"
 #include "cuda/common/instructions/named_barrier.cuh"
 #include "cuda/common/ring.cuh"
-#include "cuda/sm90/attend/config.h"
+#include "cuda/sm90/attend/shared.cuh"
 #include "cuda/sm90/attend/softmax.cuh"
 
 namespace openmsa::cuda::sm90::attend {
