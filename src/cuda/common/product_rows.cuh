@@ -9,13 +9,6 @@
 
 namespace openmsa::cuda {
 
-// Products in flight own the sums: nothing of them may move across this point.
-template <int kSums>
-__device__ inline void pin(float (&sums)[kSums]) {
-#pragma unroll
-  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-}
-
 // Issues sums = rows [first_row, first_row + 64) of a times every row of b.
 template <typename Element, int kColumns, int kRowsA, int kRowsB>
 __device__ inline void issue_product(float (&sums)[kRowsB / 2], const StagedRows<kColumns, kRowsA>& a, int first_row,

@@ -21,6 +21,13 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Products in flight own their sums: nothing of them may move across this point.
+template <int kSums>
+__device__ inline void wgmma_pin(float (&sums)[kSums]) {
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
 // Matrix descriptor of a K-major operand whose rows of 128 bytes are stored one after the other with the 128-byte
 // swizzle (16-byte piece c of row r lies at c ^ (r % 8)), or whose rows of 64 bytes are stored so with the 64-byte
 // swizzle (c ^ (r / 2 % 4)). `start` is aligned to 8 rows, or that plus a multiple of 32 bytes to begin at a later k.

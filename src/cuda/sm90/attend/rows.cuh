@@ -98,13 +98,13 @@ class Rows {
 
   // scores = queries x keys of the stage.
   __device__ void issue_scores(float (&scores)[kScores]) const {
-    pin(scores);
+    wgmma_pin(scores);
     wgmma_fence();
     issue_product<Element>(scores, shared_.queries, group_ * kGroupRows, shared_.keys[at_.slot]);
   }
 
   __device__ void issue_values(float (&sums)[kSums], const uint32_t (&weights)[kBlock / 16][4], int slot) const {
-    pin(sums);
+    wgmma_pin(sums);
     wgmma_fence();
     issue_transposed_product<Element>(sums, weights, shared_.values[slot]);
   }
@@ -157,7 +157,7 @@ class Rows {
     float rescale[2];
     issue_scores(scores);
     wgmma_wait<0>();
-    pin(scores);
+    wgmma_pin(scores);
     finish_scores(parts);
     add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
     pack(scores, weights);
@@ -170,7 +170,7 @@ class Rows {
         prepare_values(held, keys);
         issue_values(sums, weights, held.slot);
         wgmma_wait<0>();
-        pin(sums);
+        wgmma_pin(sums);
         arrive(&shared_.values_empty[held.slot]);
         break;
       }
@@ -179,12 +179,12 @@ class Rows {
       issue_scores(scores);
       issue_values(sums, weights, held.slot);
       wgmma_wait<1>();
-      pin(scores);
+      wgmma_pin(scores);
       finish_scores(parts);
       // Under the product of the block before.
       add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
       wgmma_wait<0>();
-      pin(sums);
+      wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
       pack(scores, weights);
 #pragma unroll

@@ -92,11 +92,11 @@ class MassTile {
       __syncthreads();  // the block is there, and the other buffer's product is done
       if (block + 1 < end) stage_keys(of.k_begin + (block + 1) * kBlock, buffer ^ 1);
       float scores[kBlock / 2];
-      pin(scores);
+      wgmma_pin(scores);
       wgmma_fence();
       issue_product<Element>(scores, shared_.queries, 0, shared_.keys[buffer]);
       wgmma_wait<0>();
-      pin(scores);
+      wgmma_pin(scores);
       write_masses(scores, of.sequence, block);
     }
     __syncthreads();
