@@ -12,19 +12,18 @@ it shows that the bench itself works; the times mean nothing.
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openmsa
 import torch
-from common.results import Machine, Row, machine, write_rows, write_table
-from common.timing import GpuTimer, Measured, Timer
+from common.results import Row, write_rows, write_table
+from common.run import CONTEXT_FIELDS, Run, bench_products, start
+from common.timing import Measured
 from peers import select_peer
 from select_check import check_selection, recall, sample_rows
 from selections import GENERATORS, make_overlap, random
@@ -35,41 +34,6 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8index": torch.float
 LENGTHS = [8192, 32768, 131072, 524288, 1048576]
 RECALL_LENGTHS = (32768, 131072)
 TOPK_LENGTH = 131072
-CONTEXT_FIELDS = (
-    "quantity",
-    "selection",
-    "dtype",
-    "n",
-    "value",
-    "unit",
-    "clock_mhz",
-    "gpu",
-    "driver",
-    "commit",
-    "date",
-)
-
-
-@dataclass
-class Run:
-    timer: Timer
-    machine: Machine
-    device: str
-    rows: list[Row]
-    context: list[list[str]]
-    rates: dict[str, list[float]]  # TFLOP/s of the bare product by dtype, at the start and at the end
-
-    def note(
-        self, quantity: str, value: float, unit: str, *, selection: str = "", dtype: str = "", n: int | str = "",
-        clock: int | None = None,
-    ) -> None:  # fmt: skip
-        m = self.machine
-        shown = "" if clock is None else str(clock)
-        self.context.append(
-            [quantity, selection, dtype, str(n), f"{value:.5g}", unit, shown, m.gpu, m.driver, m.commit, m.date]
-        )
-        label = " ".join(word for word in (quantity, selection, dtype, str(n)) if word)
-        print(f"{label}: {value:.5g} {unit}" + (f" at {shown} MHz" if shown else ""), flush=True)
 
 
 def select_flop(queries: int, keys: int) -> float:
@@ -149,31 +113,6 @@ def bench_vectors(run: Run, selection: str, vectors: tuple[np.ndarray, np.ndarra
         run.note("fp8-recall", share, "share", selection=selection, n=n)
 
 
-def bench_products(run: Run, when: str, dtypes: list[str]) -> None:
-    """The library's bare product, what the bars are scaled by."""
-    size = 8192 if run.device == "cuda" else 256
-    a, b = (torch.randn(size, size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
-    one = torch.ones((), device=run.device)
-    for dtype in dtypes:
-        x, y = a.to(DTYPES[dtype]), b.to(DTYPES[dtype])
-        if dtype == "fp8index":
-            if run.device != "cuda":
-                continue
-            column_major = y.T.contiguous().T
-
-            def product(x: Tensor = x, y: Tensor = column_major) -> Tensor:
-                return torch._scaled_mm(x, y, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-        else:
-
-            def product(x: Tensor = x, y: Tensor = y) -> Tensor:
-                return x @ y
-
-        (measured,) = run.timer.measure(product)
-        rate = 2 * size**3 / measured.ms / 1e9
-        run.rates.setdefault(dtype, []).append(rate)
-        run.note(f"product-{when}", rate, "TFLOP/s", dtype=dtype, n=size, clock=measured.clock_mhz)
-
-
 def bench_topk(run: Run, dtypes: list[str]) -> None:
     """What keeping 16 blocks adds: beside the same scores with the best block alone (topk 1, no local block), and
     beside the scores' FLOP at the bare product rate. `square`: a causal sequence, 4 n rows that see n / 256 blocks on
@@ -224,21 +163,16 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
 
 def main(words: list[str] | None = None) -> int:
     arguments = parse_arguments(words)
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("stage_select: no GPU; --device cpu tries the bench without one", file=sys.stderr)
+    run = start("stage_select", arguments.device)
+    if run is None:
         return 1
-    on_gpu = arguments.device == "cuda"
-    timer = GpuTimer() if on_gpu else Timer()
-    name = torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
-    facts = machine(name, timer.driver if isinstance(timer, GpuTimer) else "")
-    run = Run(timer, facts, arguments.device, [], [], {})
     started = time.monotonic()
 
     def stage(what: str, call: Callable[[], None]) -> None:
         print(f"-- {what}, {time.monotonic() - started:.0f} s after the start", flush=True)
         call()
 
-    stage("bare products", lambda: bench_products(run, "start", arguments.dtypes))
+    stage("bare products", lambda: bench_products(run, "start", {d: DTYPES[d] for d in arguments.dtypes}))
     for n in arguments.lengths:
         vectors = random(n, HEADS, DIM, seed=n)
         for selection in GENERATORS:  # overlap is made from random's vectors, in place
@@ -251,7 +185,7 @@ def main(words: list[str] | None = None) -> int:
                 )
     if TOPK_LENGTH in arguments.lengths:
         stage("what the top-k adds", lambda: bench_topk(run, arguments.dtypes))
-    stage("bare products", lambda: bench_products(run, "end", arguments.dtypes))
+    stage("bare products", lambda: bench_products(run, "end", {d: DTYPES[d] for d in arguments.dtypes}))
     print_shares(run)
     if arguments.out is not None:
         write_rows(arguments.out / "stage_select.csv", run.rows)

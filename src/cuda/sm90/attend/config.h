@@ -44,7 +44,8 @@ struct Arguments {
   int32_t more_words;  // beside each block
   const int32_t* counts;
   const int32_t* reaches;
-  int32_t* next_tile;
+  uint8_t* suspects;
+  TileHeader* header;
 
   float factor;  // of a score, in units of log 2
 
@@ -52,6 +53,22 @@ struct Arguments {
   int64_t out_stride_token, out_stride_head;
   float* lse;                                // the same, or null
   int64_t lse_stride_head, lse_stride_token;
+};
+
+// Values that are not finite reach, as 0 x NaN, the rows of a tile that do not see them. A tile is marked when that may
+// have happened, and its rows are then formed anew from what they see alone.
+inline constexpr int kRepairThreads = 128;
+inline constexpr int kMostRepairKeys = 64 * 128;  // of a row: topk blocks
+
+struct RepairArguments {
+  Arguments attend;
+  int32_t head_dim, block_size;
+  const void* q;  // the chunk's first token
+  int64_t q_stride_token, q_stride_head;
+  const void* k;
+  int64_t k_stride_page, k_stride_token, k_stride_head;
+  const void* v;
+  int64_t v_stride_page, v_stride_token, v_stride_head;
 };
 
 }  // namespace openmsa::cuda::sm90::attend

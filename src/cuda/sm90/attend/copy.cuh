@@ -75,7 +75,7 @@ __device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared)
     barrier_wait(&shared.tile_empty, tile_phase ^ 1);
     tile_phase ^= 1;
     if (lane == 0) {
-      shared.tile = {first, head, count};
+      shared.tile = {number, first, head, count};
       if (count > 0) {
         barrier_arrive_expect(&shared.tile_full, Config::kQueryBytes);
         for (int panel = 0; panel < Config::kPanels; ++panel) {
@@ -88,7 +88,7 @@ __device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared)
     }
     if (!more) return;
     int32_t next = 0;
-    if (lane == 0) next = atomicAdd(args.next_tile, 1);
+    if (lane == 0) next = atomicAdd(&args.header->next, 1);
 
     const int64_t list = static_cast<int64_t>(number) * args.capacity;
     const int32_t kv_head = head * args.kv_heads / args.heads;

@@ -1,7 +1,10 @@
 #include "cuda/sm90/attend/instantiate.cuh"
+#include "cuda/sm90/attend/repair.cuh"
 
 namespace openmsa::cuda::sm90::attend {
 
 AttendKernel attend_float16(int64_t head_dim, int64_t block_size) { return attend_of<Float16>(head_dim, block_size); }
+
+const void* repair_float16() { return reinterpret_cast<const void*>(&repair_kernel<Float16, Float16>); }
 
 }  // namespace openmsa::cuda::sm90::attend

@@ -54,6 +54,31 @@ CUtensorMap map_blocks(const AttendParams& params, const Tensor& tensor, const c
                          static_cast<int>(dtype_size(tensor.dtype)), std::span(axes).first(paged ? 4 : 3));
 }
 
+void launch_repair(const AttendParams& params, const Arguments& attend, int64_t first_token, int64_t thread_blocks) {
+  const Tensor &q = params.q, &k = params.k, &v = params.v;
+  const int row_axis = params.layout.paged ? 1 : 0;
+  RepairArguments args{};
+  args.attend = attend;
+  args.head_dim = static_cast<int32_t>(q.shape[2]);
+  args.block_size = static_cast<int32_t>(params.block_size);
+  args.q = static_cast<const char*>(q.data) + first_token * q.strides[0] * dtype_size(q.dtype);
+  args.q_stride_token = q.strides[0];
+  args.q_stride_head = q.strides[1];
+  args.k = k.data;
+  args.k_stride_page = k.strides[0];
+  args.k_stride_token = k.strides[row_axis];
+  args.k_stride_head = k.strides[row_axis + 1];
+  args.v = v.data;
+  args.v_stride_page = v.strides[0];
+  args.v_stride_token = v.strides[row_axis];
+  args.v_stride_head = v.strides[row_axis + 1];
+  LaunchShape shape;
+  shape.blocks_x = thread_blocks;
+  shape.threads = kRepairThreads;
+  launch_kernel("repair", q.dtype == OPENMSA_BFLOAT16 ? repair_bfloat16() : repair_float16(), shape,
+                params.execution.stream, &args);
+}
+
 }  // namespace
 
 int64_t attend_workspace(const AttendParams& params) {
@@ -97,7 +122,8 @@ void launch_attend(const AttendParams& params, void* workspace) {
     args.more_members = planned.more_members;
     args.counts = planned.counts;
     args.reaches = planned.reaches;
-    args.next_tile = planned.next_tile;
+    args.suspects = planned.suspects;
+    args.header = planned.header;
     args.out = static_cast<char*>(params.out.data) + first * params.out.strides[0] * dtype_size(params.out.dtype);
     if (params.lse != nullptr) {
       args.lse = static_cast<float*>(params.lse->data) + first * params.lse->strides[1];
@@ -109,6 +135,7 @@ void launch_attend(const AttendParams& params, void* workspace) {
     shape.threads = kThreads;
     shape.shared_bytes = kernel.shared_bytes;
     launch_kernel("attend", kernel.entry, shape, params.execution.stream, &args);
+    launch_repair(params, args, first, thread_blocks);
   }
 }
 

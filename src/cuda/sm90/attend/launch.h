@@ -22,6 +22,9 @@ struct AttendKernel {
   int shared_bytes;
 };
 
+const void* repair_bfloat16();  // bfloat16.cu
+const void* repair_float16();
+
 AttendKernel attend_bfloat16(int64_t head_dim, int64_t block_size);
 AttendKernel attend_float16(int64_t head_dim, int64_t block_size);
 

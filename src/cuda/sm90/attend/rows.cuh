@@ -205,6 +205,7 @@ class Rows {
       if (token(half) >= args_.tokens) continue;
       // Rows that see nothing, or no score above -inf, have no weights.
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      float probe = 0;  // NaN where a number is not finite
       const int64_t head = tile_.head * args_.group + (row_ + 8 * half) % args_.group;
       auto* const out = static_cast<Element*>(args_.out) + token(half) * args_.out_stride_token +
                         head * args_.out_stride_head + 2 * (lane_ % 4);
@@ -212,6 +213,12 @@ class Rows {
       for (int i = 0; i < kSums / 4; ++i) {
         *reinterpret_cast<uint32_t*>(out + 8 * i) =
             narrow_pair(Element{}, sums[4 * i + 2 * half] * inverse, sums[4 * i + 2 * half + 1] * inverse);
+        probe = fmaf(sums[4 * i + 2 * half], 0.0f, fmaf(sums[4 * i + 2 * half + 1], 0.0f, probe));
+      }
+      // A row whose scores are not finite is not to be anything else.
+      if (probe != 0.0f && fabsf(sum) < INFINITY) {
+        args_.suspects[tile_.number] = 1;
+        args_.header->has_suspect = 1;
       }
       if (args_.lse != nullptr && lane_ % 4 == 0) {
         constexpr float kLogOfTwo = 0.693147180559945309f;

@@ -20,6 +20,7 @@ struct Config {
 
 // The tile that the copying warp has taken.
 struct TileNumber {
+  int32_t number;
   int32_t first;  // token of the chunk
   int32_t head;
   int32_t blocks;  // kNoMoreTiles: the end

@@ -23,6 +23,7 @@ struct SumScratch {
   Candidate best[kThreads / 32];
   float share;
   int32_t count;
+  bool is_nan;
 };
 
 // The first candidate of all threads.
@@ -47,6 +48,7 @@ __device__ inline void sum_selected(const SumArguments& args, int64_t query, int
                                     SumScratch& scratch) {
   scratch.share = 0;
   scratch.count = 0;
+  scratch.is_nan = false;
   for (int32_t slot = 0; slot < args.topk; ++slot) {
     const int64_t block = read_index(args.indices, args.head, query, slot);
     bool counts = block >= 0 && block < blocks;
@@ -70,7 +72,10 @@ __global__ void __launch_bounds__(kThreads) sums_kernel(const __grid_constant__ 
     if (threadIdx.x == 0) sum_selected(args, query, blocks, masses, scratch);
     bool is_nan = false;
     for (int64_t block = threadIdx.x; block < blocks; block += kThreads) is_nan |= masses[block] != masses[block];
-    is_nan = __syncthreads_or(is_nan);
+    __syncthreads();
+    if (is_nan) scratch.is_nan = true;
+    __syncthreads();
+    is_nan = scratch.is_nan;
     float best = is_nan ? NAN : 0.0f;
     Candidate last = {INFINITY, -1};
     for (int32_t taken = 0; taken < scratch.count && !is_nan; ++taken) {

@@ -31,6 +31,12 @@ inline constexpr int kTileLastBit = 10;
 // Words of member bits beyond TileBlock::members.
 constexpr int more_member_words(int tile_tokens) { return tile_tokens > 32 ? tile_tokens / 32 - 1 : 0; }
 
+// Set up by the plan for the kernels that work its tiles off.
+struct TileHeader {
+  int32_t next;         // tile that the next free thread block takes; begins at TileArguments::first_next
+  int32_t has_suspect;  // 0, until a tile is marked
+};
+
 struct TileArguments {
   SequenceLayout layout;
   int64_t block_size;
@@ -44,10 +50,11 @@ struct TileArguments {
   TileBlock* blocks;           // [head, tile][tile_tokens x topk]
   uint32_t* more_members;      // beside each block, more_words of them
   int32_t* counts;             // [head, tile]: blocks
+  uint8_t* suspects;           // the same: 0
   // [query of the chunk] one past the last key that it sees, counted as TileBlock::base is.
   int32_t* reaches;
-  int32_t* next_tile;  // a counter for the kernel that works the tiles off,
-  int32_t first_next;  // and where it begins
+  TileHeader* header;
+  int32_t first_next;
 };
 
 }  // namespace openmsa::cuda::sm90

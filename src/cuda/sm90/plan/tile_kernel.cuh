@@ -208,7 +208,10 @@ __device__ inline void plan_tile(const TileArguments& args, TileScratch& scratch
     const int64_t at = work * args.tile_tokens * args.topk + place_in_list(totals, kind, number);
     write_block(args, at, entries[i], members_of(args, scratch, entries, i), active, ends ? active : 0);
   }
-  if (thread == 0) args.counts[work] = totals[0] + totals[1] + totals[2];
+  if (thread == 0) {
+    args.counts[work] = totals[0] + totals[1] + totals[2];
+    args.suspects[work] = 0;
+  }
 }
 
 __global__ void __launch_bounds__(kTileThreads) plan_tiles(const __grid_constant__ TileArguments args) {
@@ -216,7 +219,7 @@ __global__ void __launch_bounds__(kTileThreads) plan_tiles(const __grid_constant
   __shared__ TileScratch scratch;
   auto* const entries = reinterpret_cast<uint64_t*>(shared_bytes);
   auto* const halves = reinterpret_cast<uint8_t*>(entries + args.sorted);
-  if (blockIdx.x == 0 && threadIdx.x == 0) *args.next_tile = args.first_next;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *args.header = {args.first_next, 0};
   for (int64_t work = blockIdx.x; work < args.tiles * args.heads; work += gridDim.x) {
     plan_tile(args, scratch, entries, halves, work);
   }

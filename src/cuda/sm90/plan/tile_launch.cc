@@ -17,11 +17,12 @@ int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
 struct Shape {
   int64_t tiles, lists, capacity;
-  int64_t blocks_bytes, more_bytes, counts_bytes, reaches_bytes, owners_bytes;
-  static constexpr int64_t kNextBytes = 256;
+  int64_t blocks_bytes, more_bytes, counts_bytes, suspects_bytes, reaches_bytes, owners_bytes;
+  static constexpr int64_t kHeaderBytes = 256;
+  static_assert(sizeof(TileHeader) <= kHeaderBytes);
 
   int64_t bytes() const {
-    return blocks_bytes + more_bytes + counts_bytes + reaches_bytes + owners_bytes + kNextBytes;
+    return blocks_bytes + more_bytes + counts_bytes + suspects_bytes + reaches_bytes + owners_bytes + kHeaderBytes;
   }
 };
 
@@ -39,6 +40,7 @@ Shape shape_of(const TilePlanParams& params, int64_t tokens) {
   shape.blocks_bytes = aligned(entries * static_cast<int64_t>(sizeof(TileBlock)));
   shape.more_bytes = aligned(entries * more_member_words(params.tile_tokens) * kWord);
   shape.counts_bytes = aligned(shape.lists * kWord);
+  shape.suspects_bytes = aligned(shape.lists);
   shape.reaches_bytes = aligned(shape.tiles * params.tile_tokens * kWord);
   shape.owners_bytes = params.layout.cu_seqlens_q != nullptr ? aligned(tokens * kWord) : 0;
   return shape;
@@ -74,11 +76,12 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
   args.sorted = static_cast<int32_t>(std::bit_ceil(static_cast<uint64_t>(shape.capacity)));
   args.first_token = params.first_token;
   args.tiles = shape.tiles;
-  args.next_tile = static_cast<int32_t*>(take(Shape::kNextBytes));
+  args.header = static_cast<TileHeader*>(take(Shape::kHeaderBytes));
   args.first_next = params.first_next;
   args.blocks = static_cast<TileBlock*>(take(shape.blocks_bytes));
   args.more_members = static_cast<uint32_t*>(take(shape.more_bytes));
   args.counts = static_cast<int32_t*>(take(shape.counts_bytes));
+  args.suspects = static_cast<uint8_t*>(take(shape.suspects_bytes));
   args.reaches = static_cast<int32_t*>(take(shape.reaches_bytes));
   if (params.layout.cu_seqlens_q != nullptr) {
     auto* const owners = static_cast<uint32_t*>(take(shape.owners_bytes));
@@ -90,7 +93,16 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
   launch.threads = kTileThreads;
   launch.shared_bytes = args.sorted * static_cast<int64_t>(sizeof(uint64_t) + sizeof(uint8_t));
   launch_kernel("plan_tiles", plan_tiles_kernel(), launch, params.stream, &args);
-  return {args.blocks, args.more_members, args.counts, args.reaches, args.next_tile, shape.tiles, shape.capacity};
+  TilePlan plan;
+  plan.blocks = args.blocks;
+  plan.more_members = args.more_members;
+  plan.counts = args.counts;
+  plan.reaches = args.reaches;
+  plan.suspects = args.suspects;
+  plan.header = args.header;
+  plan.tiles = shape.tiles;
+  plan.capacity = shape.capacity;
+  return plan;
 }
 
 }  // namespace openmsa::cuda::sm90

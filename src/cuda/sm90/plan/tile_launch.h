@@ -26,7 +26,8 @@ struct TilePlan {
   const uint32_t* more_members = nullptr;
   const int32_t* counts = nullptr;
   const int32_t* reaches = nullptr;
-  int32_t* next_tile = nullptr;
+  uint8_t* suspects = nullptr;
+  TileHeader* header = nullptr;
   int64_t tiles = 0;
   int64_t capacity = 0;  // of a tile's list
 };

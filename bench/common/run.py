@@ -1,0 +1,86 @@
+"""One run of a GPU bench: its timer, its machine, its rows, and what stands beside them."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from common.results import Machine, Row, machine
+from common.timing import GpuTimer, Timer
+
+CONTEXT_FIELDS = (
+    "quantity",
+    "selection",
+    "dtype",
+    "n",
+    "value",
+    "unit",
+    "clock_mhz",
+    "gpu",
+    "driver",
+    "commit",
+    "date",
+)
+
+
+@dataclass
+class Run:
+    timer: Timer
+    machine: Machine
+    device: str
+    rows: list[Row]
+    context: list[list[str]]
+    rates: dict[str, list[float]]  # TFLOP/s of the bare product by dtype, at the start and at the end
+
+    def note(
+        self, quantity: str, value: float, unit: str, *, selection: str = "", dtype: str = "", n: int | str = "",
+        clock: int | None = None,
+    ) -> None:  # fmt: skip
+        m = self.machine
+        shown = "" if clock is None else str(clock)
+        self.context.append(
+            [quantity, selection, dtype, str(n), f"{value:.5g}", unit, shown, m.gpu, m.driver, m.commit, m.date]
+        )
+        label = " ".join(word for word in (quantity, selection, dtype, str(n)) if word)
+        print(f"{label}: {value:.5g} {unit}" + (f" at {shown} MHz" if shown else ""), flush=True)
+
+
+def start(bench: str, device: str) -> Run | None:
+    """None, after a message, where the device is not there."""
+    if device == "cuda" and not torch.cuda.is_available():
+        print(f"{bench}: no GPU; --device cpu tries the bench without one", file=sys.stderr)
+        return None
+    on_gpu = device == "cuda"
+    timer = GpuTimer() if on_gpu else Timer()
+    name = torch.cuda.get_device_name() if on_gpu else platform.processor() or platform.machine()
+    facts = machine(name, timer.driver if isinstance(timer, GpuTimer) else "")
+    return Run(timer, facts, device, [], [], {})
+
+
+def bench_products(run: Run, when: str, dtypes: dict[str, torch.dtype]) -> None:
+    """The library's bare product, what the bars are scaled by."""
+    size = 8192 if run.device == "cuda" else 256
+    a, b = (torch.randn(size, size, device=run.device, dtype=torch.bfloat16) for _ in range(2))
+    one = torch.ones((), device=run.device)
+    for dtype, element in dtypes.items():
+        x, y = a.to(element), b.to(element)
+        if element == torch.float8_e4m3fn:
+            if run.device != "cuda":
+                continue
+            column_major = y.T.contiguous().T
+
+            def product(x: Tensor = x, y: Tensor = column_major) -> Tensor:
+                return torch._scaled_mm(x, y, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        else:
+
+            def product(x: Tensor = x, y: Tensor = y) -> Tensor:
+                return x @ y
+
+        (measured,) = run.timer.measure(product)
+        rate = 2 * size**3 / measured.ms / 1e9
+        run.rates.setdefault(dtype, []).append(rate)
+        run.note(f"product-{when}", rate, "TFLOP/s", dtype=dtype, n=size, clock=measured.clock_mhz)

@@ -1,0 +1,167 @@
+"""Attention over selected blocks at M3's shape: 64 query heads, 4 KV heads, 4 index heads, D 128, blocks of 128, topk 16.
+
+    python bench/stage_attend.py --out DIR [--lengths 8192 131072] [--dtypes bf16] [--selections random] [--device cpu]
+
+Times sparse_attention on what select_blocks makes of selections.py's vectors, after sampled rows of the same call proved
+right against float64. `fp8kv` reads K and V from shuffled float8 pages. Writes DIR/stage_attend.csv and
+DIR/stage_attend_context.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import openmsa
+import torch
+from attend_check import check_attention, selected_pairs
+from common.results import Row, write_rows, write_table
+from common.run import CONTEXT_FIELDS, Run, bench_products, start
+from select_check import sample_rows
+from selections import GENERATORS
+from torch import Tensor
+
+HEADS, KV_HEADS, INDEX_HEADS, DIM, BLOCK, TOPK = 64, 4, 4, 128, 128, 16
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8kv": torch.bfloat16}
+LENGTHS = [8192, 32768, 131072, 524288, 1048576]
+CHECKED_ROWS = 24
+
+
+def normal(run: Run, n: int, heads: int, dtype: torch.dtype) -> Tensor:
+    """In parts, since the generator works in float32."""
+    out = torch.empty(n, heads, DIM, dtype=dtype, device=run.device)
+    for begin in range(0, n, 2**16):
+        out[begin : begin + 2**16] = torch.randn(out[begin : begin + 2**16].shape, device=run.device)
+    return out
+
+
+def select(run: Run, selection: str, n: int) -> Tensor:
+    index = [torch.from_numpy(x).to(run.device, torch.bfloat16) for x in GENERATORS[selection](n, INDEX_HEADS, DIM, seed=n)]
+    return openmsa.select_blocks(*index, topk=TOPK, block_size=BLOCK)
+
+
+class Attend:
+    """sparse_attention into buffers of its own."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> None:
+        self._tensors = q, k, v, indices
+        self.out = torch.empty_like(q)
+        self.lse = torch.empty(q.shape[1], q.shape[0], device=q.device)
+        self._arguments: dict[str, Any] = {"block_size": BLOCK, "return_lse": True, "out": self.out, "lse_out": self.lse}
+        size = openmsa.workspace_size("sparse_attention", *self._tensors, **self._arguments)
+        self._workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+
+    def __call__(self) -> None:
+        openmsa.sparse_attention(*self._tensors, **self._arguments, workspace=self._workspace)
+
+
+class PagedAttend:
+    """paged_sparse_attention of one request on shuffled pages, float8 with scales."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, indices: Tensor) -> None:
+        n = q.shape[0]
+        pages = n // BLOCK
+        order = torch.randperm(pages, device=q.device)
+        self.scales = {"k_scale": 0.5, "v_scale": 0.25}
+        caches = []
+        for tensor, scale in ((k, 0.5), (v, 0.25)):
+            cache = torch.empty(pages, BLOCK, KV_HEADS, DIM, dtype=torch.float8_e4m3fn, device=q.device)
+            for page in range(pages):
+                cache[order[page]] = (tensor[page * BLOCK : (page + 1) * BLOCK].float() / scale).to(cache.dtype)
+            caches.append(cache)
+        # What the pages hold, for the check.
+        self.k, self.v = (
+            (cache[order].float() * scale).view(n, KV_HEADS, DIM)
+            for cache, scale in zip(caches, (0.5, 0.25), strict=True)
+        )
+        table = order.int()[None]
+        lengths = torch.tensor([n], dtype=torch.int32, device=q.device)
+        offsets = torch.tensor([0, n], dtype=torch.int32, device=q.device)
+        self.out = torch.empty_like(q)
+        self.lse = torch.empty(q.shape[1], n, device=q.device)
+        self._tensors = q, *caches, indices, table, lengths
+        self._arguments: dict[str, Any] = {
+            "cu_seqlens_q": offsets, "return_lse": True, "out": self.out, "lse_out": self.lse, **self.scales,
+        }  # fmt: skip
+        size = openmsa.workspace_size("paged_sparse_attention", *self._tensors, **self._arguments)
+        self._workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
+
+    def __call__(self) -> None:
+        openmsa.paged_sparse_attention(*self._tensors, **self._arguments, workspace=self._workspace)
+
+
+def bench_case(run: Run, selection: str, dtype: str, n: int, indices: Tensor) -> None:
+    q, k, v = (normal(run, n, heads, DTYPES[dtype]) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    ours: Attend | PagedAttend
+    if dtype == "fp8kv":
+        ours = PagedAttend(q, k, v, indices)
+        k, v = ours.k, ours.v
+    else:
+        ours = Attend(q, k, v, indices)
+    ours()
+    rows = sample_rows(n, CHECKED_ROWS)
+    check_attention(ours.out, ours.lse, q, k, v, indices, rows, block=BLOCK)
+    ours.out.fill_(torch.nan)
+    (own,) = run.timer.measure(ours)
+    worst = check_attention(ours.out, ours.lse, q, k, v, indices, rows, block=BLOCK)  # what the timed calls left
+    pairs = selected_pairs(indices, n, BLOCK)
+    flop = 4 * DIM * HEADS // INDEX_HEADS * pairs
+    row = Row(
+        "stage-attend", selection, dtype, n, 1, own.ms, run.machine, useful_tflops=flop / own.ms / 1e9,
+        clock_mhz=own.clock_mhz,
+    )  # fmt: skip
+    run.rows.append(row)
+    print(
+        f"{selection} {dtype} {n}: {own.ms:.3f} ms, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, {own.repeats} "
+        f"repeats; the worst of {len(rows)} checked queries is {worst:.1e} off",
+        flush=True,
+    )
+
+
+def note_unions(run: Run, selection: str, n: int, indices: Tensor) -> None:
+    """Distinct blocks that neighbours select: what a tile of so many tokens has to read."""
+    for tokens in (4, 8, 16):
+        tiles = indices[:, : n // tokens * tokens].reshape(INDEX_HEADS, -1, tokens * TOPK)
+        ascending = tiles.where(tiles >= 0, 2**30).sort(-1).values
+        distinct = (ascending[..., 1:] != ascending[..., :-1]) & (ascending[..., 1:] < 2**30)
+        mean = float(distinct.sum(-1).float().mean()) + 1
+        run.note(f"union-of-{tokens}", mean, "blocks", selection=selection, n=n)
+
+
+def parse_arguments(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
+    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    arguments = parse_arguments(words)
+    run = start("stage_attend", arguments.device)
+    if run is None:
+        return 1
+    torch.manual_seed(0)
+    started = time.monotonic()
+    bench_products(run, "start", {"bf16": torch.bfloat16})
+    for n in arguments.lengths:
+        for selection in arguments.selections:
+            print(f"-- {selection}, {n} keys, {time.monotonic() - started:.0f} s after the start", flush=True)
+            indices = select(run, selection, n)
+            note_unions(run, selection, n, indices)
+            for dtype in arguments.dtypes:
+                bench_case(run, selection, dtype, n, indices)
+    bench_products(run, "end", {"bf16": torch.bfloat16})
+    if arguments.out is not None:
+        write_rows(arguments.out / "stage_attend.csv", run.rows)
+        write_table(arguments.out / "stage_attend_context.csv", CONTEXT_FIELDS, run.context)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
