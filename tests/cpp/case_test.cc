@@ -29,7 +29,7 @@ struct Limits {
 const Limits kLimits[] = {
     {"reference", {}, {}},
     {"cpu", {}, {}},
-    {"sm90", {"fp32", "block32", "dim", "topk", "unaligned"}, {"dv", "fp8", "heads", "negative_stride", "zero_stride"}},
+    {"sm90", {"fp32", "block32", "dim", "topk", "unaligned", "kl"}, {"dv", "fp8", "heads", "negative_stride", "zero_stride"}},
 };
 
 const Limits& limits_of(const Backend& backend) {
@@ -132,6 +132,7 @@ class CaseTest : public ::testing::TestWithParam<TestId> {
     const bool main = op().find("select") == std::string::npos;
     if (index) result.insert(c().needs_index.begin(), c().needs_index.end());
     if (main) result.insert(c().needs_main.begin(), c().needs_main.end());
+    if (op() == "msa" || op() == "warmup") result.insert("kl");
     return result;
   }
 
@@ -196,7 +197,8 @@ std::vector<std::string> arguments_of(const Names& needs) {
     names.insert(names.end(), more.begin(), more.end());
   };
   if (needs.contains("block32")) add({"block_size"});
-  if (needs.contains("topk")) add({"topk"});
+  if (needs.contains("topk")) add({"topk", "indices:"});
+  if (needs.contains("kl")) add({"kl:", "warmup:"});
   for (const char* need : {"fp32", "dim", "dv", "fp8", "heads", "unaligned", "negative_stride", "zero_stride"}) {
     if (needs.contains(need))
       add({"q:", "k:", "v:", "index_q:", "index_k:", "k_cache:", "v_cache:", "index_k_cache:", "out:", "d_out:"});

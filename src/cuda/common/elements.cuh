@@ -38,6 +38,10 @@ __device__ inline void widen_word(Float8E4m3, uint32_t word, float* out) {
   widen_word(Float16{}, convert_e4m3x2_to_f16x2(static_cast<uint16_t>(word >> 16)), out + 2);
 }
 
+// Two values rounded to storage, the lower first.
+__device__ inline uint32_t narrow_pair(Bfloat16, float low, float high) { return convert_f32_to_bf16x2(low, high); }
+__device__ inline uint32_t narrow_pair(Float16, float low, float high) { return convert_f32_to_f16x2(low, high); }
+
 template <typename Element>
 __device__ inline void load_widened(const Element* from, float (&out)[kVector<Element>]) {
   const uint4 words = load_global_read_only(from);

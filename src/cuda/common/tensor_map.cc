@@ -2,8 +2,10 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <array>
 
+#include "api/dtype.h"
 #include "api/error.h"
 #include "cuda/common/error.h"
 
@@ -31,6 +33,12 @@ Encode encoder() {
 }
 
 }  // namespace
+
+TensorMapAxis tensor_map_axis(const Tensor& tensor, int axis, int32_t box) {
+  const int64_t length = tensor.shape[axis];
+  const int64_t stride = length > 1 ? tensor.strides[axis] * dtype_size(tensor.dtype) : 0;
+  return {std::max<int64_t>(length, 1), stride, box};
+}
 
 CUtensorMap make_tensor_map(const char* name, const void* base, int element_bytes,
                             std::span<const TensorMapAxis> axes) {

@@ -7,14 +7,19 @@
 #include <cstdint>
 #include <span>
 
+#include "openmsa/openmsa.hpp"
+
 namespace openmsa::cuda {
 
 // An axis of a tensor map, first the contiguous one.
 struct TensorMapAxis {
   int64_t length;  // elements; at least 1
-  int64_t stride;  // bytes; not read for the contiguous axis. Not negative: see forward_axis
+  int64_t stride;  // bytes; not read for the contiguous axis. The engine knows none that is negative
   int32_t box;     // elements that one copy takes
 };
+
+// Axis `axis` of a tensor. The stride of an axis with at most one element is 0, whatever the tensor says.
+TensorMapAxis tensor_map_axis(const Tensor& tensor, int axis, int32_t box);
 
 // `name` is the argument that errors name. Rows of the box are box x element_bytes wide: 64 or 128 bytes, and arrive in
 // the swizzle of that width.

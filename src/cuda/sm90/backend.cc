@@ -1,57 +1,21 @@
-// The sm90 backend: Hopper GPUs. Select for now; the other stages answer that they are unsupported.
+// The sm90 backend: Hopper GPUs. Stages that it lacks answer that they are unsupported.
 #include <algorithm>
 #include <string>
 #include <vector>
 
-#include "api/dtype.h"
-#include "api/error.h"
 #include "api/stages.h"
-#include "cuda/common/checks.h"
 #include "cuda/common/device.h"
 #include "cuda/common/stream_memory.h"
-#include "cuda/sm90/select/config.h"
+#include "cuda/sm90/append/launch.h"
+#include "cuda/sm90/attend/launch.h"
+#include "cuda/sm90/captured_mass/launch.h"
+#include "cuda/sm90/checks.h"
+#include "cuda/sm90/combine/launch.h"
 #include "cuda/sm90/select/launch.h"
 #include "cuda/sm90/select/lse.h"
 
 namespace openmsa {
 namespace {
-
-constexpr const char* kName = "sm90";
-
-constexpr DataTypeSet kIndexTypes{OPENMSA_FLOAT16, OPENMSA_BFLOAT16, OPENMSA_FLOAT8_E4M3};
-
-constexpr int64_t kMostStrideBytes = int64_t{1} << 40;  // of a bulk copy
-
-void check_index_tensor(const char* name, const Tensor& tensor) {
-  if (!kIndexTypes.contains(tensor.dtype)) {
-    fail_unsupported(name, ": backend ", kName, " does not support ", dtype_name(tensor.dtype), "; it supports ",
-                     kIndexTypes.names());
-  }
-  const int64_t head_dim = tensor.shape[tensor.rank - 1];
-  if (head_dim != 64 && head_dim != 128) {
-    fail_unsupported(name, ": backend ", kName, " does not support head dimension ", head_dim,
-                     "; it supports 64 and 128");
-  }
-  cuda::check_vector_alignment(kName, name, tensor);
-  for (int32_t axis = 0; axis + 1 < tensor.rank; ++axis) {
-    const int64_t elements = tensor.strides[axis] < 0 ? -tensor.strides[axis] : tensor.strides[axis];
-    if (tensor.shape[axis] > 1 && elements >= kMostStrideBytes / dtype_size(tensor.dtype)) {
-      fail_unsupported(name, ": backend ", kName, " does not support a stride of ", tensor.strides[axis],
-                       " elements (axis ", axis, "); it supports less than 2^40 bytes");
-    }
-  }
-}
-
-void check_layout(const SequenceLayout& layout) {
-  const auto check = [](const char* name, const int32_t* data) {
-    cuda::check_type_alignment(kName, name, data, sizeof(int32_t));
-  };
-  check("cu_seqlens_q", layout.cu_seqlens_q);
-  check("cu_seqlens_k", layout.cu_seqlens_k);
-  check("k_starts", layout.k_starts);
-  check("block_table", layout.block_table);
-  check("seq_lens", layout.seq_lens);
-}
 
 cuda::sm90::LseParams lse_of(const SelectParams& params) {
   cuda::sm90::LseParams lse;
@@ -66,17 +30,39 @@ cuda::sm90::LseParams lse_of(const SelectParams& params) {
   return lse;
 }
 
-// Its kernels and those of index_lse run one after the other.
+// Of the blocks that attention is asked for, whoever chose them.
+cuda::sm90::LseParams lse_of(const AttendParams& params) {
+  cuda::sm90::LseParams lse;
+  lse.layout = params.layout;
+  lse.index_q = params.index->index_q;
+  lse.index_k = params.index->index_k;
+  lse.block_size = params.block_size;
+  lse.scale = params.index->scale;
+  lse.indices = *params.indices;
+  lse.index_lse = *params.index_lse;
+  lse.stream = params.execution.stream;
+  return lse;
+}
+
+// A stage's kernels and those of index_lse run one after the other.
 int64_t select_bytes(const SelectParams& params) {
   const int64_t bytes = cuda::sm90::select_workspace(params);
   return params.index_lse == nullptr ? bytes : std::max(bytes, cuda::sm90::selected_lse_workspace(lse_of(params)));
 }
 
+int64_t attend_bytes(const AttendParams& params) {
+  const int64_t bytes = cuda::sm90::attend_workspace(params);
+  return params.index_lse == nullptr ? bytes : std::max(bytes, cuda::sm90::selected_lse_workspace(lse_of(params)));
+}
+
 class Sm90Backend final : public Backend {
  public:
-  const char* name() const override { return kName; }
+  const char* name() const override { return cuda::sm90::kBackendName; }
   openmsa_device_type device() const override { return OPENMSA_GPU; }
-  const char* operations() const override { return "select_blocks, paged_select_blocks"; }
+  const char* operations() const override {
+    return "select_blocks, paged_select_blocks, sparse_attention, paged_sparse_attention, msa_attention, "
+           "paged_msa_attention, combine, captured_mass, paged_append";
+  }
 
   bool available() const override {
     for (int i = 0; i < cuda::device_count(); ++i) {
@@ -105,40 +91,11 @@ class Sm90Backend final : public Backend {
   }
 
   using Backend::check;
-  void check(const SelectParams& params) const override {
-    const SequenceLayout& layout = params.layout;
-    const char* const k_name = layout.paged ? "index_k_cache" : "index_k";
-    check_index_tensor("index_q", params.index_q);
-    check_index_tensor(k_name, params.index_k);
-    if (params.block_size != 128 && params.block_size != 64) {
-      fail_unsupported("block_size: backend ", kName, " does not support ", params.block_size,
-                       "; it supports 128 and 64");
-    }
-    if (params.topk < 1 || params.topk > cuda::sm90::kMaxTopk) {
-      fail_unsupported("topk: backend ", kName, " does not support ", params.topk, "; it supports 1 to ",
-                       cuda::sm90::kMaxTopk);
-    }
-    const int64_t index_heads = params.index_q.shape[1];
-    if (index_heads < 1 || index_heads > cuda::sm90::kMaxIndexHeads) {
-      fail_unsupported("index_q: backend ", kName, " does not support ", index_heads, " index heads; it supports 1 to ",
-                       cuda::sm90::kMaxIndexHeads);
-    }
-    // Kernels count tokens in int32, as offsets and lengths do; 2^31 rows of 64 bytes are the memory of a device.
-    if (layout.tokens_q > cuda::sm90::kMostTokens) {
-      fail_unsupported("index_q: backend ", kName, " does not support ", layout.tokens_q,
-                       " queries; it supports at most ", cuda::sm90::kMostTokens);
-    }
-    if (!layout.paged && layout.tokens_k > cuda::sm90::kMostTokens) {
-      fail_unsupported(k_name, ": backend ", kName, " does not support ", layout.tokens_k,
-                       " keys; it supports at most ", cuda::sm90::kMostTokens);
-    }
-    cuda::check_type_alignment(kName, "indices", params.indices.data, dtype_size(params.indices.dtype));
-    if (params.index_lse != nullptr) {
-      cuda::check_type_alignment(kName, "index_lse", params.index_lse->data, sizeof(float));
-    }
-    check_layout(layout);
-    cuda::check_sm90_device(kName, "index_q", params.index_q);
-  }
+  void check(const SelectParams& params) const override { cuda::sm90::check_select(params); }
+  void check(const AttendParams& params) const override { cuda::sm90::check_attend(params); }
+  void check(const CombineParams& params) const override { cuda::sm90::check_combine(params); }
+  void check(const CapturedMassParams& params) const override { cuda::sm90::check_captured_mass(params); }
+  void check(const AppendParams& params) const override { cuda::sm90::check_append(params); }
 
   using Backend::workspace;
   int64_t workspace(const SelectParams& params) const override {
@@ -152,6 +109,50 @@ class Sm90Backend final : public Backend {
     cuda::sm90::launch_select(params, memory.data());
     if (params.index_lse == nullptr) return;
     // From the selected blocks: the scoring pass forms no exponential.
+    cuda::sm90::LseParams lse = lse_of(params);
+    lse.workspace = memory.data();
+    cuda::sm90::launch_selected_lse(lse);
+  }
+
+  void combine(const CombineParams& params) const override {
+    const cuda::DeviceGuard guard(params.outs.device_index);
+    cuda::sm90::launch_combine(params);
+  }
+
+  int64_t workspace(const CapturedMassParams& params) const override {
+    return cuda::workspace_with_alignment(cuda::sm90::captured_mass_workspace(params));
+  }
+
+  void captured_mass(const CapturedMassParams& params) const override {
+    if (params.layout.tokens_q == 0) return;
+    const cuda::DeviceGuard guard(params.q.device_index);
+    const int64_t bytes = cuda::sm90::captured_mass_workspace(params);
+    const cuda::StreamMemory memory(params.execution.workspace, bytes, params.execution.stream);
+    cuda::sm90::launch_captured_mass(params, memory.data());
+  }
+
+  int64_t workspace(const AppendParams& params) const override {
+    return cuda::workspace_with_alignment(cuda::sm90::append_workspace(params));
+  }
+
+  void append(const AppendParams& params) const override {
+    if (params.layout.tokens_q == 0) return;
+    const cuda::DeviceGuard guard(params.k.device_index);
+    const int64_t bytes = cuda::sm90::append_workspace(params);
+    const cuda::StreamMemory memory(params.execution.workspace, bytes, params.execution.stream);
+    cuda::sm90::launch_append(params, memory.data());
+  }
+
+  int64_t workspace(const AttendParams& params) const override {
+    return cuda::workspace_with_alignment(attend_bytes(params));
+  }
+
+  void attend(const AttendParams& params) const override {
+    if (params.layout.tokens_q == 0) return;
+    const cuda::DeviceGuard guard(params.q.device_index);
+    const cuda::StreamMemory memory(params.execution.workspace, attend_bytes(params), params.execution.stream);
+    cuda::sm90::launch_attend(params, memory.data());
+    if (params.index_lse == nullptr) return;
     cuda::sm90::LseParams lse = lse_of(params);
     lse.workspace = memory.data();
     cuda::sm90::launch_selected_lse(lse);

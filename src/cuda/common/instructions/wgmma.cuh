@@ -21,6 +21,13 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// Products in flight own their sums: nothing of them may move across this point.
+template <int kSums>
+__device__ inline void wgmma_pin(float (&sums)[kSums]) {
+#pragma unroll
+  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
+}
+
 // Matrix descriptor of a K-major operand whose rows of 128 bytes are stored one after the other with the 128-byte
 // swizzle (16-byte piece c of row r lies at c ^ (r % 8)), or whose rows of 64 bytes are stored so with the 64-byte
 // swizzle (c ^ (r / 2 % 4)). `start` is aligned to 8 rows, or that plus a multiple of 32 bytes to begin at a later k.
@@ -32,6 +39,15 @@ __device__ inline uint64_t wgmma_descriptor(const void* start) {
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2;
   return static_cast<uint64_t>((shared_address(start) & 0x3ffffu) >> 4) | (kLeadingOffset << 16) |
          (kStrideOffset << 32) | (kSwizzle << 62);
+}
+
+// Matrix descriptor of an operand whose rows run along k and hold 64 elements of 2 bytes of the other dimension, with the
+// 128-byte swizzle: `panel_bytes` from 64 such elements to the next 64. `start` is aligned to 8 rows.
+__device__ inline uint64_t wgmma_descriptor_transposed(const void* start, int panel_bytes) {
+  constexpr uint64_t kStrideOffset = 8 * 128 / 16;  // eight rows of k
+  constexpr uint64_t kSwizzle = 1;
+  return static_cast<uint64_t>((shared_address(start) & 0x3ffffu) >> 4) |
+         (static_cast<uint64_t>(panel_bytes / 16) << 16) | (kStrideOffset << 32) | (kSwizzle << 62);
 }
 
 // wgmma.mma_async: d = a b' (+ d), float32 sums of 64 rows by N columns, both operands in shared memory. A step covers
@@ -117,6 +133,48 @@ OPENMSA_WGMMA_N128_REGISTERS(Bfloat16, "k16.f32.bf16.bf16", ", 0")
 OPENMSA_WGMMA_N128_REGISTERS(Float16, "k16.f32.f16.f16", ", 0")
 OPENMSA_WGMMA_N128_REGISTERS(Float8E4m3, "k32.f32.e4m3.e4m3", "")
 #undef OPENMSA_WGMMA_N128_REGISTERS
+
+// d = a b + d with a in registers as above and b stored with its rows along k (wgmma_descriptor_transposed).
+#define OPENMSA_WGMMA_N64_TRANSPOSED(element, kind)                                                                    \
+  __device__ inline void wgmma_product_transposed(element, float (&d)[32], const uint32_t (&a)[4], uint64_t b) {       \
+    asm volatile(                                                                                                      \
+        "wgmma.mma_async.sync.aligned.m64n64" kind " {"                                                                \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"                               \
+        "}, {%32, %33, %34, %35}, %36, 1, 1, 1, 1;"                                                                    \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),              \
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),        \
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),      \
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])       \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                         \
+  }
+
+#define OPENMSA_WGMMA_N128_TRANSPOSED(element, kind)                                                                   \
+  __device__ inline void wgmma_product_transposed(element, float (&d)[64], const uint32_t (&a)[4], uint64_t b) {       \
+    asm volatile(                                                                                                      \
+        "wgmma.mma_async.sync.aligned.m64n128" kind " {"                                                               \
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                       \
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                             \
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                             \
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"                               \
+        "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                                                    \
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),              \
+          "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),        \
+          "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),      \
+          "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),      \
+          "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),      \
+          "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),      \
+          "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),      \
+          "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])       \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                                         \
+  }
+
+OPENMSA_WGMMA_N64_TRANSPOSED(Bfloat16, "k16.f32.bf16.bf16")
+OPENMSA_WGMMA_N64_TRANSPOSED(Float16, "k16.f32.f16.f16")
+OPENMSA_WGMMA_N128_TRANSPOSED(Bfloat16, "k16.f32.bf16.bf16")
+OPENMSA_WGMMA_N128_TRANSPOSED(Float16, "k16.f32.f16.f16")
+#undef OPENMSA_WGMMA_N64_TRANSPOSED
+#undef OPENMSA_WGMMA_N128_TRANSPOSED
 #undef OPENMSA_WGMMA_N64
 #undef OPENMSA_WGMMA_N128
 // clang-format on

@@ -25,6 +25,13 @@ inline constexpr int64_t kPlanItems = int64_t{1} << 21;
 // The owner of a row that belongs to no sequence.
 inline constexpr uint32_t kNoOwner = ~uint32_t{0};
 
+// A caller's selection: [Hi, Tq, topk] int32 or int64, any strides, any values.
+struct IndexView {
+  const void* data;
+  int64_t stride_head, stride_token, stride_slot;
+  bool is_int64;
+};
+
 struct OwnerArguments {
   SequenceLayout layout;
   int64_t block_size;
@@ -37,9 +44,7 @@ struct OwnerArguments {
 struct ListArguments {
   SequenceLayout layout;
   int64_t block_size;
-  const void* indices;  // [Hi, Tq, topk]
-  int64_t stride_head, stride_token, stride_slot;
-  bool indices_are_int64;
+  IndexView indices;
   uint32_t heads, topk;
   uint32_t heads_per_key_head;
   uint32_t places_per_head;

@@ -5,6 +5,7 @@
 
 #include "cuda/common/sequences.cuh"
 #include "cuda/sm90/plan/config.h"
+#include "cuda/sm90/plan/index_view.cuh"
 #include "cuda/sm90/plan/item.cuh"
 
 namespace openmsa::cuda::sm90 {
@@ -24,10 +25,6 @@ __global__ void __launch_bounds__(kPlanThreads) find_owners(const __grid_constan
   }
 }
 
-__device__ inline int64_t read_index(const ListArguments& args, int64_t at) {
-  return args.indices_are_int64 ? static_cast<const int64_t*>(args.indices)[at]
-                                : static_cast<const int32_t*>(args.indices)[at];
-}
 
 // The place of `block` for a query of `sequence`, and in *limit the keys of it that the query sees.
 __device__ inline uint32_t find_place(const ListArguments& args, int64_t number, int64_t row, uint32_t key_head,
@@ -49,17 +46,17 @@ __global__ void __launch_bounds__(kPlanThreads) list_items(const __grid_constant
   for (uint32_t i = blockIdx.x * kPlanThreads + threadIdx.x; i < args.count; i += gridDim.x * kPlanThreads) {
     const uint32_t slot = i % args.topk, row = i / args.topk;
     const uint32_t head = row % args.heads, token = row / args.heads;
-    const int64_t first_entry = head * args.stride_head + (args.first_token + token) * args.stride_token;
-    const int64_t block = read_index(args, first_entry + slot * args.stride_slot);
+    const int64_t query = args.first_token + token;
+    const int64_t block = read_index(args.indices, head, query, slot);
     bool counts = block >= 0;
     for (uint32_t earlier = 0; counts && earlier < slot; ++earlier) {
-      counts = read_index(args, first_entry + earlier * args.stride_slot) != block;
+      counts = read_index(args.indices, head, query, earlier) != block;
     }
     const uint32_t owner = args.owners != nullptr ? args.owners[token] : 0;
     uint32_t limit = 1;
     uint32_t place = args.no_place;
     if (counts && owner < args.layout.batch) {
-      place = find_place(args, owner, args.first_token + token, head / args.heads_per_key_head, block, &limit);
+      place = find_place(args, owner, query, head / args.heads_per_key_head, block, &limit);
     }
     args.places[i] = place;
     args.items[i] = pack_item({slot, head, token, limit});

@@ -56,6 +56,10 @@ Shape shape_of(const PlanParams& params, int64_t tokens) {
 
 }  // namespace
 
+IndexView index_view(const Tensor& indices) {
+  return {indices.data, indices.strides[0], indices.strides[1], indices.strides[2], indices.dtype == OPENMSA_INT64};
+}
+
 int64_t plan_chunk(const Tensor& indices) {
   const int64_t entries = indices.shape[0] * indices.shape[2];
   return std::clamp<int64_t>(kPlanItems / entries, 1, kPlanTokens);
@@ -104,11 +108,7 @@ Plan launch_plan(const PlanParams& params) {
   ListArguments args{};
   args.layout = params.layout;
   args.block_size = params.block_size;
-  args.indices = params.indices.data;
-  args.stride_head = params.indices.strides[0];
-  args.stride_token = params.indices.strides[1];
-  args.stride_slot = params.indices.strides[2];
-  args.indices_are_int64 = params.indices.dtype == OPENMSA_INT64;
+  args.indices = index_view(params.indices);
   args.heads = static_cast<uint32_t>(params.indices.shape[0]);
   args.topk = static_cast<uint32_t>(params.indices.shape[2]);
   args.heads_per_key_head = args.heads / static_cast<uint32_t>(params.key_heads);

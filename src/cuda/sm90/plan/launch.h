@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "api/stages.h"
+#include "cuda/sm90/plan/config.h"
 
 namespace openmsa::cuda::sm90 {
 
@@ -37,6 +38,8 @@ Plan launch_plan(const PlanParams& params);
 // needed, for a layout without cu_seqlens_q.
 void launch_find_owners(const SequenceLayout& layout, int64_t block_size, int64_t first, int64_t rows, uint32_t* owners,
                         void* stream);
+
+IndexView index_view(const Tensor& indices);
 
 // Bytes of scratch that sort_pairs needs; kernels.cu.
 int64_t sort_workspace(int64_t count, int first_bit, int last_bit);

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/instructions/bulk_tensor.cuh"
-#include "cuda/sm90/select/ring.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/select/sequences.cuh"
 #include "cuda/sm90/select/shared.cuh"
 

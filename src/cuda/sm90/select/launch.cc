@@ -65,10 +65,12 @@ SelectKernel kernel_for(const SelectParams& params, bool wide) {
 // its last element.
 MapAxis map_axis(const Tensor& tensor, int axis, int32_t box, const unsigned char** base, TensorMapAxis* described) {
   const int64_t length = tensor.shape[axis];
-  const int64_t stride = length > 1 ? tensor.strides[axis] * dtype_size(tensor.dtype) : 0;
-  const bool backwards = stride < 0;
-  if (backwards) *base += stride * (length - 1);
-  *described = {std::max<int64_t>(length, 1), backwards ? -stride : stride, box};
+  *described = tensor_map_axis(tensor, axis, box);
+  const bool backwards = described->stride < 0;
+  if (backwards) {
+    *base += described->stride * (length - 1);
+    described->stride = -described->stride;
+  }
   return {static_cast<int32_t>(length), backwards};
 }
 

@@ -4,20 +4,12 @@
 #include <cstdint>
 
 #include "api/stages.h"
+#include "cuda/common/staged_rows.h"
 
 namespace openmsa::cuda::sm90::lse {
 
-// Rows of Di elements, 16 bits each (float8 widens on the way, exactly: the tensor cores' float8 sums are too coarse
-// for a sum of exponentials), in panels of 64 columns that hold 128 bytes of a row with the 128-byte swizzle.
-inline constexpr int kPanelColumns = 64;
-inline constexpr int kPanelRowBytes = 128;
-
-template <int kHeadDim, int kRows>
-struct alignas(1024) StagedRows {
-  static constexpr int kPanels = kHeadDim / kPanelColumns;
-  static_assert(kHeadDim % kPanelColumns == 0 && kRows % 8 == 0);  // the swizzle repeats every 8 rows
-  unsigned char panels[kPanels][kRows][kPanelRowBytes];
-};
+// Rows of Di elements lie in shared memory as StagedRows: float8 widens to float16 on the way, exactly, for the tensor
+// cores' float8 sums are too coarse for a sum of exponentials.
 
 // A score in units of log 2, in which exponentials are taken: score * factor. Where the scale lies outside float32's
 // comfortable range, scores are scaled in float64 first and the factor is log2(e) alone.

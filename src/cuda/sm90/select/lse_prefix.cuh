@@ -172,8 +172,8 @@ __device__ inline void consume_keys(const PrefixArguments& args, const PrefixTil
       fence_proxy_async();
       wait_for_turn(warpgroup);
       wgmma_fence();
-      issue_product<Element>(sums[0], shared->queries, first_row, shared->keys[stage]);
-      issue_product<Element>(sums[1], shared->queries, first_row + 64, shared->keys[stage]);
+      issue_product<typename ProductType<Element>::Type>(sums[0], shared->queries, first_row, shared->keys[stage]);
+      issue_product<typename ProductType<Element>::Type>(sums[1], shared->queries, first_row + 64, shared->keys[stage]);
       const auto add = [&](int part) {
         if constexpr (masked.value) {
           const int64_t first_key = static_cast<int64_t>(key_tile) * kPrefixKeys;

@@ -8,7 +8,7 @@
 #include "cuda/common/instructions/copy_async.cuh"
 #include "cuda/common/instructions/exp2.cuh"
 #include "cuda/common/instructions/mbarrier.cuh"
-#include "cuda/common/instructions/wgmma.cuh"
+#include "cuda/common/product_rows.cuh"
 #include "cuda/sm90/select/lse_config.h"
 
 namespace openmsa::cuda::sm90::lse {
@@ -70,27 +70,6 @@ __device__ inline int staged_piece(int thread) {
   return thread % (kHeadDim / kVector<Element>);
 }
 
-// Issues sums = rows [first_row, first_row + 64) of a times every row of b.
-template <typename Element, int kHeadDim, int kRowsA, int kRowsB>
-__device__ inline void issue_product(float (&sums)[kRowsB / 2], const StagedRows<kHeadDim, kRowsA>& a, int first_row,
-                                     const StagedRows<kHeadDim, kRowsB>& b) {
-  // A descriptor counts addresses in 16 bytes; one instruction takes 32 bytes of k.
-  constexpr int kStep = 32 / 16, kPanelA = kRowsA * kPanelRowBytes / 16, kPanelB = kRowsB * kPanelRowBytes / 16;
-  const uint64_t start_a = wgmma_descriptor(a.panels[0][first_row]), start_b = wgmma_descriptor(b.panels);
-#pragma unroll
-  for (int panel = 0; panel < kHeadDim / kPanelColumns; ++panel) {
-#pragma unroll
-    for (int step = 0; step < kPanelRowBytes / 16; step += kStep) {
-      wgmma_product(typename ProductType<Element>::Type{}, sums, start_a + panel * kPanelA + step,
-                    start_b + panel * kPanelB + step, panel + step > 0);
-    }
-  }
-  wgmma_commit();
-}
-
-// Where a thread's sums lie in the product (wgmma.cuh): sum i belongs to the thread's row i / 2 % 2.
-__device__ inline int column_of(int i, int lane) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }
-
 template <int kSums>
 __device__ inline void scale_in_double(float (&sums)[kSums], double scale) {
 #pragma unroll
@@ -116,18 +95,6 @@ __device__ inline float rebase(float sum, float max, float to, float factor) {
 __device__ inline float natural_log(float offset, float sum) {
   constexpr float kLogOfTwo = 0.693147180559945309f;
   return (offset + log2f(sum)) * kLogOfTwo;
-}
-
-// The largest score of the thread's row `half`; NaN counts for nothing.
-template <int kSums>
-__device__ inline float row_max(const float (&sums)[kSums], int half) {
-  float even = fmaxf(sums[2 * half], sums[2 * half + 4]), odd = fmaxf(sums[2 * half + 1], sums[2 * half + 5]);
-#pragma unroll
-  for (int i = 2; i < kSums / 4; ++i) {
-    even = fmaxf(even, sums[4 * i + 2 * half]);
-    odd = fmaxf(odd, sums[4 * i + 2 * half + 1]);
-  }
-  return fmaxf(fmaxf(even, odd), -INFINITY);  // NaN where all are
 }
 
 // The sum over the thread's row `half`, whose largest score is `max`. Changes the scores.

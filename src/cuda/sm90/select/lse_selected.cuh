@@ -185,7 +185,7 @@ __device__ inline void consume_tiles(const PartialArguments& args, PartialShared
     if (number > 0) named_barrier_sync(turn_of(number), 256);
     if (rows > 0) {
       wgmma_fence();
-      issue_product<Element>(sums, shared->queries[slot], 0, shared->keys[tile.key_buffer]);
+      issue_product<typename ProductType<Element>::Type>(sums, shared->queries[slot], 0, shared->keys[tile.key_buffer]);
       wgmma_wait<0>();
     }
     // The last tile of all has no next.

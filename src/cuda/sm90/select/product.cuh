@@ -6,7 +6,7 @@
 #include "cuda/common/instructions/load_matrix.cuh"
 #include "cuda/common/instructions/wgmma.cuh"
 #include "cuda/sm90/select/lists.cuh"
-#include "cuda/sm90/select/ring.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/select/sequences.cuh"
 #include "cuda/sm90/select/shared.cuh"
 
@@ -14,12 +14,6 @@ namespace openmsa::cuda::sm90 {
 
 inline constexpr int kSums = kStepKeys / 2;  // of a product, per thread
 inline constexpr uint32_t kInfinityBits = 0x7f800000u;
-
-// Products in flight own the sums: nothing of them may move across this point.
-__device__ inline void pin(float (&sums)[kSums]) {
-#pragma unroll
-  for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
-}
 
 // A warpgroup's queries for one of its two products: descriptors of shared memory, or the registers themselves.
 template <typename Config, bool kInRegisters = Config::kQueriesInRegisters>
@@ -59,7 +53,7 @@ struct Queries<Config, true> {
 
 template <typename Config>
 __device__ inline void issue_products(float (&sums)[kSums], const Queries<Config>& queries, uint64_t keys) {
-  pin(sums);
+  wgmma_pin(sums);
   wgmma_fence();
 #pragma unroll
   for (int product = 0; product < Config::kProducts; ++product) {
@@ -192,10 +186,10 @@ __device__ inline void multiply(const SelectArguments& args, SelectShared<Config
         issue_products<Config>(sums[1], queries[1], keys);
         RowMaxima<Config> maxima[2];
         wgmma_wait<1>();
-        pin(sums[0]);
+        wgmma_pin(sums[0]);
         bool right = integer_maxima<Config>(sums[0], maxima[0]);
         wgmma_wait<0>();
-        pin(sums[1]);
+        wgmma_pin(sums[1]);
         if (threadIdx.x % 128 == 0) barrier_arrive(&shared.keys_empty[stage.slot]);
         stage.advance();
         right &= integer_maxima<Config>(sums[1], maxima[1]);

@@ -5,7 +5,7 @@
 
 #include "cuda/common/instructions/mbarrier.cuh"
 
-namespace openmsa::cuda::sm90 {
+namespace openmsa::cuda {
 
 template <int kSlots>
 struct RingPosition {
@@ -23,4 +23,4 @@ struct RingPosition {
   __device__ void wait_empty(uint64_t (&empty)[kSlots]) const { barrier_wait(&empty[slot], phase ^ 1); }
 };
 
-}  // namespace openmsa::cuda::sm90
+}  // namespace openmsa::cuda

@@ -1,0 +1,101 @@
+// The running softmax of a thread's two rows of a product.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/instructions/exp2.cuh"
+#include "cuda/common/product_rows.cuh"
+
+namespace openmsa::cuda::sm90::attend {
+
+// A score counts in units of log 2: score * factor. Weights are 2^(score * factor - offset), where the offset is the
+// largest such score so far, or 0 while that is infinite: the sum of a row with a score of +inf is +inf, with a NaN it
+// is NaN.
+struct SoftmaxRow {
+  float largest = -INFINITY;
+  float sum = 0;
+
+  __device__ float offset() const { return fabsf(largest) < INFINITY ? largest : 0.0f; }
+};
+
+// A row's part in the block at hand: whether it takes part, and the keys that it sees.
+struct RowPart {
+  bool member;
+  int32_t limit;
+};
+
+// Keys from each row's limit on become -inf.
+template <int kSums>
+__device__ inline void hide_columns(float (&scores)[kSums], const RowPart (&parts)[2], int lane) {
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    if (column_of(i, lane) >= parts[i / 2 % 2].limit) scores[i] = -INFINITY;
+  }
+}
+
+// The product of a score and the factor is exact in the fused operation below, the offset rounded. Beyond this the
+// rounding nears the exponents themselves, and they are formed in float64.
+inline constexpr float kHugeOffset = 0x1p20f;
+
+// Turns the scores of a block into weights in place, 0 in rows that take no part, and adds them to their rows' sums.
+// `rescale` is the factor of what the rows summed up before. No branch surrounds the exponentials: the product in
+// flight beside them would have to end first.
+template <int kSums>
+__device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)[2], float factor, int lane,
+                                  SoftmaxRow (&rows)[2], float (&rescale)[2]) {
+  constexpr int kBlock = kSums * 2;
+  if (__any_sync(~0u, (parts[0].member && parts[0].limit < kBlock) || (parts[1].member && parts[1].limit < kBlock))) {
+    hide_columns(scores, parts, lane);
+  }
+  float slope[2], shift[2];
+  bool huge = false;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float largest = row_max(scores, half);
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
+    SoftmaxRow& row = rows[half];
+    const SoftmaxRow before = row;
+    const bool member = parts[half].member;
+    row.largest = member ? fmaxf(largest * factor, before.largest) : before.largest;
+    // Nothing summed up so far: whatever the offsets, it stays nothing.
+    rescale[half] = before.largest == -INFINITY ? 0.0f : exp2_approximate(before.offset() - row.offset());
+    slope[half] = member ? factor : 0.0f;
+    shift[half] = member ? -row.offset() : -INFINITY;
+    huge |= member && fabsf(row.offset()) > kHugeOffset;
+  }
+  if (__any_sync(~0u, huge)) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      scores[i] = static_cast<float>(static_cast<double>(scores[i]) * factor - rows[i / 2 % 2].offset());
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      slope[half] = parts[half].member ? 1.0f : 0.0f;
+      shift[half] = parts[half].member ? 0.0f : -INFINITY;
+    }
+  }
+  float sums[2] = {};
+#pragma unroll
+  for (int i = 0; i < kSums; ++i) {
+    const int half = i / 2 % 2;
+    scores[i] = exp2_approximate(fmaf(scores[i], slope[half], shift[half]));
+    sums[half] += scores[i];
+  }
+  // Infinite or NaN scores of a row that takes no part made weights out of nothing.
+  const bool stray[2] = {!parts[0].member && !(sums[0] == 0.0f), !parts[1].member && !(sums[1] == 0.0f)};
+  if (__any_sync(~0u, stray[0] || stray[1])) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if (stray[i / 2 % 2]) scores[i] = 0.0f;
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (stray[half]) sums[half] = 0.0f;
+    }
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) rows[half].sum = fmaf(rows[half].sum, rescale[half], sums[half]);
+}
+
+}  // namespace openmsa::cuda::sm90::attend
