@@ -199,7 +199,7 @@ TEST(Sm90Attend, SharedPages) {
 HostTensor restride(const HostTensor& from, const std::vector<int64_t>& strides) {
   const int64_t* const shape = from.view.shape;
   const int32_t rank = from.view.rank;
-  HostTensor to = cases::make_host_tensor(from.view.dtype, {shape, shape + rank}, strides, 0xff);
+  HostTensor to = cases::make_host_tensor(static_cast<DataType>(from.view.dtype), {shape, shape + rank}, strides, 0xff);
   const int64_t bytes = shape[rank - 1] * (from.view.dtype == OPENMSA_INT32 ? 4 : 2);
   for (int64_t a = 0; a < shape[0]; ++a) {
     for (int64_t b = 0; b < shape[1]; ++b) {
