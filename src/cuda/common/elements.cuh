@@ -43,13 +43,18 @@ __device__ inline uint32_t narrow_pair(Bfloat16, float low, float high) { return
 __device__ inline uint32_t narrow_pair(Float16, float low, float high) { return convert_f32_to_f16x2(low, high); }
 
 template <typename Element>
-__device__ inline void load_widened(const Element* from, float (&out)[kVector<Element>]) {
-  const uint4 words = load_global_read_only(from);
+__device__ inline void widen_vector(Element, uint4 words, float (&out)[kVector<Element>]) {
   constexpr int kPerWord = kVector<Element> / 4;
   widen_word(Element{}, words.x, out);
   widen_word(Element{}, words.y, out + kPerWord);
   widen_word(Element{}, words.z, out + 2 * kPerWord);
   widen_word(Element{}, words.w, out + 3 * kPerWord);
+}
+
+// Of memory that nothing writes while the kernel runs.
+template <typename Element>
+__device__ inline void load_widened(const Element* from, float (&out)[kVector<Element>]) {
+  widen_vector(Element{}, load_global_read_only(from), out);
 }
 
 }  // namespace openmsa::cuda

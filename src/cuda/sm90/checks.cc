@@ -138,7 +138,13 @@ void check_attend(const AttendParams& params) {
   check_index_heads("indices", params.index_heads);
   check_group(params.q, params.index_heads);
   check_most("q", layout.tokens_q, "queries");
-  check_most(k_name, layout.paged ? layout.pages : layout.tokens_k, layout.paged ? "pages" : "keys");
+  // A plan sorts its entries by block, page, token and slot in one number of 64 bits.
+  constexpr int64_t kMostPages = int64_t{1} << 25;
+  if (layout.paged && layout.pages > kMostPages) {
+    fail_unsupported(k_name, ": backend ", kBackendName, " does not support ", layout.pages,
+                     " pages; it supports at most ", kMostPages);
+  }
+  if (!layout.paged) check_most(k_name, layout.tokens_k, "keys");
   check_type_alignment(kBackendName, "indices", params.indices->data, dtype_size(params.indices->dtype));
   check_float_output("lse", params.lse);
   check_float_output("index_lse", params.index_lse);

@@ -20,6 +20,9 @@ inline constexpr int kConsumerWarps = 4 * kGroups;
 inline constexpr int kConsumerRegisters = 232, kCopyRegisters = 40;
 static_assert(128 * (kGroups * kConsumerRegisters + kCopyRegisters) <= 65536);
 
+// Named barriers, one for each warpgroup; __syncthreads has number 0.
+inline constexpr int kFirstGroupBarrier = 1;
+
 inline constexpr int kMostSharedBytes = 227 * 1024;
 inline constexpr int kMostStages = 6;
 // Blocks of keys and values in flight: a fourth of 128 keys and 128 columns passes a thread block's shared memory.
@@ -32,7 +35,9 @@ struct Arguments {
   CUtensorMap queries;       // {D, head, token}
   CUtensorMap keys, values;  // {D, KV head, token} or paged {D, KV head, row, page}
   bool paged;
-  int32_t heads, kv_heads;     // index heads, KV heads
+  int32_t first_head, heads;   // index heads at work; tiles count from the first
+  int32_t index_heads;         // of the call
+  int32_t kv_heads;
   int32_t group;               // query heads of an index head: a power of 2
   int32_t tile_tokens;         // kTileRows / group
   int32_t tokens;              // of the chunk
@@ -43,6 +48,7 @@ struct Arguments {
   const uint32_t* more_members;
   int32_t more_words;  // beside each block
   const int32_t* counts;
+  const int32_t* all_counts;
   const int32_t* reaches;
   uint8_t* suspects;
   TileHeader* header;
@@ -52,6 +58,49 @@ struct Arguments {
   void* out;                                 // the chunk's first token
   int64_t out_stride_token, out_stride_head;
   float* lse;                                // the same, or null
+  int64_t lse_stride_head, lse_stride_token;
+};
+
+// ---- The rest: blocks that few tokens of a tile selected, whole ones, read once for all of their members ---------------
+
+// Tiles of 64 rows that share a block: tokens x the query heads of an index head, gathered. Each warpgroup takes every
+// second one. Results leave from the place of the queries.
+inline constexpr int kRestSlots = 6;
+inline constexpr int kRestBuffers = 2;  // of blocks
+inline constexpr int kLeastRestGroup = 8;  // rows of a token fill the swizzle's 8 rows
+inline constexpr int kMostRestTokens = kGroupRows / kLeastRestGroup;
+
+struct RestArguments {
+  CUtensorMap queries;       // {D, head, token}, one token's rows of an index head
+  CUtensorMap keys, values;  // as in Arguments
+  bool paged;
+  int32_t first_head, heads, index_heads, kv_heads, group;
+  int32_t topk;
+  int32_t first_token;
+  const uint32_t* places;  // see plan/tile_launch.h
+  const uint32_t* items;
+  uint32_t count, no_place;
+  float factor;
+  // [query of the chunk, head, slot]: out of the block alone, normalised: panels of `group` rows of 128 bytes with the
+  // 128-byte swizzle. And of each of its rows the log-sum-exp, in units of log 2.
+  void* partials;
+  float* partial_lses;  // [.., group]
+};
+
+// out and lse of the tiles' own blocks, joined by the partials of the rest.
+inline constexpr int kJoinThreads = 128;
+
+struct JoinArguments {
+  int32_t heads, group, head_dim, topk;
+  int64_t tokens;
+  const uint64_t* rest_slots;
+  const void* partials;
+  const float* partial_lses;
+  void* out;  // the chunk's first token, the first head
+  int64_t out_stride_token, out_stride_head;
+  const float* tile_lse;  // natural
+  int64_t tile_lse_stride_head, tile_lse_stride_token;
+  float* lse;  // or null
   int64_t lse_stride_head, lse_stride_token;
 };
 

@@ -80,7 +80,7 @@ __device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared)
         barrier_arrive_expect(&shared.tile_full, Config::kQueryBytes);
         for (int panel = 0; panel < Config::kPanels; ++panel) {
           copy_box(shared.queries.panels[panel], &args.queries, &shared.tile_full, panel * kPanelColumns,
-                   head * args.group, args.first_token + first);
+                   (args.first_head + head) * args.group, args.first_token + first);
         }
       } else {
         barrier_arrive(&shared.tile_full);
@@ -91,7 +91,7 @@ __device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared)
     if (lane == 0) next = atomicAdd(&args.header->next, 1);
 
     const int64_t list = static_cast<int64_t>(number) * args.capacity;
-    const int32_t kv_head = head * args.kv_heads / args.heads;
+    const int32_t kv_head = (args.first_head + head) * args.kv_heads / args.index_heads;
     BlockList blocks(args.blocks + list, count, lane);
     for (int32_t i = 0; i < count; ++i) {
       const TileBlock block = blocks.block(i);

@@ -14,6 +14,15 @@ int64_t attend_workspace(const AttendParams& params);
 // passed the backend's check; `workspace` has the bytes above and is aligned to 256.
 void launch_attend(const AttendParams& params, void* workspace);
 
+// How attention is divided; what a call gets is launch.cc's choice. Tests and measurements set it, before any call.
+struct AttendTuning {
+  // Blocks that fewer of a tile's tokens selected are read block by block instead (rest.cuh). 0: none.
+  int32_t least_members = 3;
+  int64_t least_tokens = 2048;  // of a call, for that
+  int64_t partial_bytes = int64_t{896} << 20;
+};
+AttendTuning& attend_tuning();
+
 namespace attend {
 
 // A kernel of one storage type, head dimension and block size.
@@ -24,6 +33,11 @@ struct AttendKernel {
 
 const void* repair_bfloat16();  // bfloat16.cu
 const void* repair_float16();
+
+AttendKernel rest_bfloat16(int64_t head_dim, int64_t block_size);  // rest_bfloat16.cu
+AttendKernel rest_float16(int64_t head_dim, int64_t block_size);
+const void* join_bfloat16();
+const void* join_float16();
 
 AttendKernel attend_bfloat16(int64_t head_dim, int64_t block_size);
 AttendKernel attend_float16(int64_t head_dim, int64_t block_size);

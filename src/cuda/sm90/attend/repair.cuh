@@ -51,9 +51,9 @@ class Repair {
         of_(args.attend),
         scratch_(scratch),
         number_(number),
-        index_head_(number / of_.tiles),
+        index_head_(of_.first_head + number / of_.tiles),
         first_(number % of_.tiles * of_.tile_tokens),
-        kv_head_(index_head_ * of_.kv_heads / of_.heads) {}
+        kv_head_(index_head_ * of_.kv_heads / of_.index_heads) {}
 
   __device__ void repair_tile() {
     for (int32_t in_tile = 0; in_tile < of_.tile_tokens && first_ + in_tile < of_.tokens; ++in_tile) {
@@ -89,7 +89,7 @@ class Repair {
     const Element* const query =
         static_cast<const Element*>(args_.q) + token * args_.q_stride_token + head * args_.q_stride_head;
     int32_t blocks = 0;
-    for (int32_t i = 0; i < of_.counts[number_]; ++i) {
+    for (int32_t i = 0; i < of_.all_counts[number_]; ++i) {
       if (!is_member(list + i, in_tile)) continue;
       const TileBlock block = of_.blocks[list + i];
       const int64_t page = of_.paged ? block.page : 0, row = of_.paged ? 0 : block.base;

@@ -11,9 +11,6 @@
 
 namespace openmsa::cuda::sm90::attend {
 
-// Named barriers, one for each warpgroup; __syncthreads has number 0.
-inline constexpr int kFirstGroupBarrier = 1;
-
 template <typename Config>
 class Rows {
  public:
@@ -206,7 +203,7 @@ class Rows {
       // Rows that see nothing, or no score above -inf, have no weights.
       const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
       float probe = 0;  // NaN where a number is not finite
-      const int64_t head = tile_.head * args_.group + (row_ + 8 * half) % args_.group;
+      const int64_t head = (args_.first_head + tile_.head) * args_.group + (row_ + 8 * half) % args_.group;
       auto* const out = static_cast<Element*>(args_.out) + token(half) * args_.out_stride_token +
                         head * args_.out_stride_head + 2 * (lane_ % 4);
 #pragma unroll

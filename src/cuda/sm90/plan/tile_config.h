@@ -41,16 +41,25 @@ struct TileArguments {
   SequenceLayout layout;
   int64_t block_size;
   IndexView indices;
-  int32_t heads, topk;
+  int32_t first_head, heads;  // index heads of the indices
+  int32_t topk;
   int32_t tile_tokens;         // a power of 2
   int32_t more_words;          // more_member_words(tile_tokens)
   int32_t sorted;              // tile_tokens x topk, rounded up to a power of 2
   int64_t first_token, tiles;  // the chunk's
+  // Blocks that fewer tokens of a tile selected, each of whom sees the block whole, are rest: they stand behind the
+  // others in the list, and their members in the arrays below. 0: none.
+  int32_t least_members;
   const uint32_t* owners;      // by query of the chunk; null: one sequence
   TileBlock* blocks;           // [head, tile][tile_tokens x topk]
   uint32_t* more_members;      // beside each block, more_words of them
-  int32_t* counts;             // [head, tile]: blocks
-  uint8_t* suspects;           // the same: 0
+  int32_t* counts;             // [head, tile]: blocks without the rest
+  int32_t* all_counts;         // with it
+  uint8_t* suspects;           // 0
+  uint32_t* places;            // [query of the chunk, head, slot]: of a rest entry its block's place, else no_place
+  uint32_t* items;             // item.cuh
+  uint32_t no_place;
+  uint64_t* rest_slots;        // [query of the chunk, head]: bit s: the entry in slot s is rest
   // [query of the chunk] one past the last key that it sees, counted as TileBlock::base is.
   int32_t* reaches;
   TileHeader* header;

@@ -6,18 +6,23 @@
 
 #include "cuda/common/sequences.cuh"
 #include "cuda/sm90/plan/index_view.cuh"
+#include "cuda/sm90/plan/item.cuh"
 #include "cuda/sm90/plan/tile_config.h"
 
 namespace openmsa::cuda::sm90 {
 
-// Entries are sorted as numbers: contiguous, (row of the first key, token); paged, (block, page, token), since one
-// request may name a page twice, and requests may share pages.
-inline constexpr int kTokenBits = 7, kPageBits = 31;
+// Entries are sorted as numbers: contiguous, (row of the first key, token, slot); paged, (block, page, token, slot),
+// since one request may name a page twice, and requests may share pages.
+inline constexpr int kSlotBits = 6, kTokenBits = 7, kPageBits = 25, kBlockBits = 25;
+inline constexpr int kBelowBlock = kTokenBits + kSlotBits;
+static_assert(kBelowBlock + kPageBits + kBlockBits < 64);
 inline constexpr uint64_t kNoEntry = ~uint64_t{0};
 static_assert(kMostTileTokens <= 1 << kTokenBits);
 
-// Blocks that only the first half of a tile's tokens selected, only the second, and both.
-inline constexpr int kKinds = 3;
+// Blocks that only the first half of a tile's tokens selected, only the second, and both; and the rest.
+inline constexpr int kKinds = 3, kRest = 3;
+
+inline constexpr uint8_t kNoKind = 0xff;
 
 struct TileToken {
   uint32_t sequence;
@@ -27,8 +32,9 @@ struct TileToken {
 
 struct TileScratch {
   TileToken tokens[kMostTileTokens];
-  int32_t totals[kKinds];
-  int32_t warp_totals[kTileThreads / 32][kKinds];
+  unsigned long long rest_slots[kMostTileTokens];
+  int32_t totals[kKinds + 1];
+  int32_t warp_totals[kTileThreads / 32][kKinds + 1];
 };
 
 __device__ inline TileToken token_of(const TileArguments& args, int64_t query) {
@@ -44,14 +50,14 @@ __device__ inline TileToken token_of(const TileArguments& args, int64_t query) {
   return token;
 }
 
-__device__ inline uint64_t entry_of(const TileArguments& args, const TileToken& token, int64_t block, int number) {
+__device__ inline uint64_t entry_of(const TileArguments& args, const TileToken& token, int64_t block, int number, int slot) {
   if (block < 0 || block * args.block_size >= token.visible) return kNoEntry;
   if (!args.layout.paged) {
-    return static_cast<uint64_t>(token.k_begin + block * args.block_size) << kTokenBits | number;
+    return (static_cast<uint64_t>(token.k_begin + block * args.block_size) << kTokenBits | number) << kSlotBits | slot;
   }
   const int64_t page = args.layout.block_table[token.sequence * args.layout.block_table_stride + block];
   if (page < 0 || page >= args.layout.pages) return kNoEntry;
-  return (static_cast<uint64_t>(block) << kPageBits | page) << kTokenBits | number;
+  return ((static_cast<uint64_t>(block) << kPageBits | page) << kTokenBits | number) << kSlotBits | slot;
 }
 
 __device__ inline void sort_entries(uint64_t* entries, int count) {
@@ -76,7 +82,9 @@ __device__ inline void sort_entries(uint64_t* entries, int count) {
 struct Members {
   uint64_t low, high;  // tokens 0 to 63, and the rest
   uint32_t keys;       // that some member sees
+  bool whole;          // every member sees every key
 
+  __device__ int count() const { return __popcll(low) + __popcll(high); }
   __device__ uint32_t halves(int tile_tokens) const {
     const int half = tile_tokens / 2;
     const uint64_t first = half == 64 ? low : low & ((uint64_t{1} << half) - 1);
@@ -86,21 +94,32 @@ struct Members {
 };
 
 __device__ inline int32_t base_of(const TileArguments& args, uint64_t entry) {
-  return args.layout.paged ? static_cast<int32_t>((entry >> (kTokenBits + kPageBits)) * args.block_size)
-                           : static_cast<int32_t>(entry >> kTokenBits);
+  return args.layout.paged ? static_cast<int32_t>((entry >> (kBelowBlock + kPageBits)) * args.block_size)
+                           : static_cast<int32_t>(entry >> kBelowBlock);
+}
+
+__device__ inline int32_t page_of(uint64_t entry) {
+  return static_cast<int32_t>(entry >> kBelowBlock & ((uint64_t{1} << kPageBits) - 1));
+}
+
+__device__ inline int token_of(uint64_t entry) {
+  return static_cast<int>(entry >> kSlotBits & ((1u << kTokenBits) - 1));
 }
 
 __device__ inline Members members_of(const TileArguments& args, const TileScratch& scratch, const uint64_t* entries,
                                      int at) {
-  const uint64_t block = entries[at] >> kTokenBits;
+  const uint64_t block = entries[at] >> kBelowBlock;
   const int32_t base = base_of(args, entries[at]);
   Members members{};
   int32_t seen = 0;
-  for (; at < args.sorted && entries[at] >> kTokenBits == block; ++at) {
-    const int number = static_cast<int>(entries[at] & ((1u << kTokenBits) - 1));
+  members.whole = true;
+  for (; at < args.sorted && entries[at] >> kBelowBlock == block; ++at) {
+    const int number = token_of(entries[at]);
     (number < 64 ? members.low : members.high) |= uint64_t{1} << (number % 64);
     const TileToken& token = scratch.tokens[number];
-    seen = max(seen, token.k_begin + token.visible - base);
+    const int32_t sees = token.k_begin + token.visible - base;
+    seen = max(seen, sees);
+    members.whole &= sees >= args.block_size;
   }
   members.keys = static_cast<uint32_t>(min(seen, static_cast<int32_t>(args.block_size)));
   return members;
@@ -129,7 +148,7 @@ __device__ inline void write_block(const TileArguments& args, int64_t at, uint64
                                    uint32_t halves, uint32_t last) {
   TileBlock block;
   block.base = base_of(args, entry);
-  block.page = args.layout.paged ? static_cast<int32_t>(entry >> kTokenBits & ((uint64_t{1} << kPageBits) - 1)) : 0;
+  block.page = args.layout.paged ? page_of(entry) : 0;
   block.info = members.keys | halves << kTileActiveBit | last << kTileLastBit;
   block.members = static_cast<uint32_t>(members.low);
   args.blocks[at] = block;
@@ -142,19 +161,19 @@ __device__ inline void write_block(const TileArguments& args, int64_t at, uint64
 }
 
 // The numbers of this thread's item among those of its kind, over `rounds` of kTileThreads items in order.
-__device__ inline int32_t number_in_kind(TileScratch& scratch, int kind, int32_t (&before)[kKinds]) {
+__device__ inline int32_t number_in_kind(TileScratch& scratch, int kind, int32_t (&before)[kKinds + 1]) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, warp = thread / 32;
   int32_t number = 0;
   __syncthreads();  // the totals of the round before are read
 #pragma unroll
-  for (int k = 0; k < kKinds; ++k) {
+  for (int k = 0; k <= kRest; ++k) {
     const unsigned same = __ballot_sync(~0u, kind == k);
     if (lane == 0) scratch.warp_totals[warp][k] = __popc(same);
     if (kind == k) number = __popc(same & ((1u << lane) - 1));
   }
   __syncthreads();
 #pragma unroll
-  for (int k = 0; k < kKinds; ++k) {
+  for (int k = 0; k <= kRest; ++k) {
     if (kind == k) number += before[k];
 #pragma unroll
     for (int w = 0; w < kTileThreads / 32; ++w) {
@@ -166,51 +185,87 @@ __device__ inline int32_t number_in_kind(TileScratch& scratch, int kind, int32_t
   return number;
 }
 
-__device__ inline void plan_tile(const TileArguments& args, TileScratch& scratch, uint64_t* entries, uint8_t* halves,
+// The members of a rest block, for those who gather them block by block.
+__device__ inline void list_rest(const TileArguments& args, TileScratch& scratch, const uint64_t* entries, int at,
+                                 int64_t first, int64_t head) {
+  const uint64_t block = entries[at] >> kBelowBlock;
+  const auto place = static_cast<uint32_t>(args.layout.paged ? page_of(entries[at]) : base_of(args, entries[at]));
+  int before = -1;
+  for (; at < args.sorted && entries[at] >> kBelowBlock == block; ++at) {
+    const int number = token_of(entries[at]);
+    if (number == before) continue;  // named twice
+    before = number;
+    const auto slot = static_cast<uint32_t>(entries[at] & ((1u << kSlotBits) - 1));
+    const int64_t to = ((first + number) * args.heads + head) * args.topk + slot;
+    args.places[to] = place;
+    args.items[to] = pack_item({slot, static_cast<uint32_t>(head), static_cast<uint32_t>(first + number),
+                                static_cast<uint32_t>(args.block_size)});
+    atomicOr(&scratch.rest_slots[number], 1ull << slot);
+  }
+}
+
+__device__ inline void plan_tile(const TileArguments& args, TileScratch& scratch, uint64_t* entries, uint8_t* kinds,
                                  int64_t work) {
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t head = work / args.tiles, tile = work % args.tiles;
-  const int64_t first = args.first_token + tile * args.tile_tokens;
+  const int64_t in_chunk = tile * args.tile_tokens;  // of the tile's first token
+  const int64_t first = args.first_token + in_chunk;
   __syncthreads();  // the tile before is done
   if (thread < args.tile_tokens) {
     const TileToken token = token_of(args, first + thread);
     scratch.tokens[thread] = token;
-    if (head == 0) args.reaches[tile * args.tile_tokens + thread] = token.k_begin + token.visible;
+    scratch.rest_slots[thread] = 0;
+    if (head == 0) args.reaches[in_chunk + thread] = token.k_begin + token.visible;
   }
-  if (thread < kKinds) scratch.totals[thread] = 0;
+  if (thread <= kRest) scratch.totals[thread] = 0;
   __syncthreads();
   for (int i = thread; i < args.sorted; i += kTileThreads) {
     const int number = i / args.topk, slot = i % args.topk;
     uint64_t entry = kNoEntry;
     if (number < args.tile_tokens && scratch.tokens[number].visible > 0) {
-      entry = entry_of(args, scratch.tokens[number], read_index(args.indices, head, first + number, slot), number);
+      const int64_t block = read_index(args.indices, args.first_head + head, first + number, slot);
+      entry = entry_of(args, scratch.tokens[number], block, number, slot);
     }
     entries[i] = entry;
+    if (args.least_members > 0 && number < args.tile_tokens && first + number < args.layout.tokens_q) {
+      args.places[((in_chunk + number) * args.heads + head) * args.topk + slot] = args.no_place;
+    }
   }
   sort_entries(entries, args.sorted);
 
   for (int i = thread; i < args.sorted; i += kTileThreads) {
     const bool begins =
-        entries[i] != kNoEntry && (i == 0 || entries[i - 1] >> kTokenBits != entries[i] >> kTokenBits);
-    halves[i] = begins ? static_cast<uint8_t>(members_of(args, scratch, entries, i).halves(args.tile_tokens)) : 0;
-    if (begins) atomicAdd(&scratch.totals[halves[i] - 1], 1);
+        entries[i] != kNoEntry && (i == 0 || entries[i - 1] >> kBelowBlock != entries[i] >> kBelowBlock);
+    kinds[i] = kNoKind;
+    if (!begins) continue;
+    const Members members = members_of(args, scratch, entries, i);
+    const bool is_rest = members.count() < args.least_members && members.whole;
+    kinds[i] = static_cast<uint8_t>(is_rest ? kRest : members.halves(args.tile_tokens) - 1);
+    if (is_rest) list_rest(args, scratch, entries, i, in_chunk, head);
+    atomicAdd(&scratch.totals[kinds[i]], 1);
   }
   __syncthreads();
   const int32_t* const totals = scratch.totals;
-  int32_t before[kKinds] = {};
+  const int32_t listed = totals[0] + totals[1] + totals[2];
+  int32_t before[kKinds + 1] = {};
   for (int round = 0; round < args.sorted; round += kTileThreads) {
     const int i = round + thread;
-    const int kind = i < args.sorted ? halves[i] - 1 : -1;
+    const int kind = i < args.sorted ? kinds[i] : kNoKind;
     const int32_t number = number_in_kind(scratch, kind, before);
-    if (kind < 0) continue;
-    const uint32_t active = static_cast<uint32_t>(kind) + 1;
+    if (kind == kNoKind) continue;
+    const uint32_t active = kind == kRest ? 0 : static_cast<uint32_t>(kind) + 1;
     const bool ends = number + 1 == totals[kind] && (kind == kKinds - 1 || totals[kKinds - 1] == 0);
-    const int64_t at = work * args.tile_tokens * args.topk + place_in_list(totals, kind, number);
-    write_block(args, at, entries[i], members_of(args, scratch, entries, i), active, ends ? active : 0);
+    const int32_t place = kind == kRest ? listed + number : place_in_list(totals, kind, number);
+    write_block(args, work * args.tile_tokens * args.topk + place, entries[i], members_of(args, scratch, entries, i),
+                active, ends ? active : 0);
   }
   if (thread == 0) {
-    args.counts[work] = totals[0] + totals[1] + totals[2];
+    args.counts[work] = listed;
+    args.all_counts[work] = listed + totals[kRest];
     args.suspects[work] = 0;
+  }
+  if (args.least_members > 0 && thread < args.tile_tokens && first + thread < args.layout.tokens_q) {
+    args.rest_slots[(in_chunk + thread) * args.heads + head] = scratch.rest_slots[thread];
   }
 }
 
@@ -218,10 +273,10 @@ __global__ void __launch_bounds__(kTileThreads) plan_tiles(const __grid_constant
   extern __shared__ __align__(16) unsigned char shared_bytes[];
   __shared__ TileScratch scratch;
   auto* const entries = reinterpret_cast<uint64_t*>(shared_bytes);
-  auto* const halves = reinterpret_cast<uint8_t*>(entries + args.sorted);
+  auto* const kinds = reinterpret_cast<uint8_t*>(entries + args.sorted);
   if (blockIdx.x == 0 && threadIdx.x == 0) *args.header = {args.first_next, 0};
   for (int64_t work = blockIdx.x; work < args.tiles * args.heads; work += gridDim.x) {
-    plan_tile(args, scratch, entries, halves, work);
+    plan_tile(args, scratch, entries, kinds, work);
   }
 }
 

@@ -18,11 +18,15 @@ int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 struct Shape {
   int64_t tiles, lists, capacity;
   int64_t blocks_bytes, more_bytes, counts_bytes, suspects_bytes, reaches_bytes, owners_bytes;
+  int64_t array_bytes, sort_bytes, slots_bytes;  // of the rest
+  uint32_t no_place;
+  int first_bit, last_bit;
   static constexpr int64_t kHeaderBytes = 256;
   static_assert(sizeof(TileHeader) <= kHeaderBytes);
 
   int64_t bytes() const {
-    return blocks_bytes + more_bytes + counts_bytes + suspects_bytes + reaches_bytes + owners_bytes + kHeaderBytes;
+    return blocks_bytes + more_bytes + 2 * counts_bytes + suspects_bytes + reaches_bytes + owners_bytes + kHeaderBytes + 4 * array_bytes + sort_bytes +
+           slots_bytes;
   }
 };
 
@@ -34,7 +38,7 @@ Shape shape_of(const TilePlanParams& params, int64_t tokens) {
   constexpr int64_t kWord = sizeof(int32_t);
   Shape shape{};
   shape.tiles = (tokens + params.tile_tokens - 1) / params.tile_tokens;
-  shape.lists = shape.tiles * params.indices.shape[0];
+  shape.lists = shape.tiles * params.heads;
   shape.capacity = params.tile_tokens * params.indices.shape[2];
   const int64_t entries = shape.lists * shape.capacity;
   shape.blocks_bytes = aligned(entries * static_cast<int64_t>(sizeof(TileBlock)));
@@ -43,14 +47,27 @@ Shape shape_of(const TilePlanParams& params, int64_t tokens) {
   shape.suspects_bytes = aligned(shape.lists);
   shape.reaches_bytes = aligned(shape.tiles * params.tile_tokens * kWord);
   shape.owners_bytes = params.layout.cu_seqlens_q != nullptr ? aligned(tokens * kWord) : 0;
+  if (params.least_members == 0) return shape;
+  const int64_t items = tokens * params.heads * params.indices.shape[2];
+  // As the plan of items does: neighbours of a sequence follow each other, so a block's interval is enough.
+  const int64_t unit = params.layout.paged ? 1 : params.block_size;
+  const int64_t places = params.layout.paged ? params.layout.pages : params.layout.tokens_k;
+  shape.no_place = static_cast<uint32_t>(std::max<int64_t>((places + unit - 1) / unit, 1) * unit);
+  shape.first_bit = std::countr_zero(static_cast<uint64_t>(unit));
+  shape.last_bit = static_cast<int>(std::bit_width(uint64_t{shape.no_place}));
+  shape.array_bytes = aligned(items * kWord);
+  shape.sort_bytes = aligned(sort_workspace(items, shape.first_bit, shape.last_bit));
+  shape.slots_bytes = aligned(tokens * params.heads * static_cast<int64_t>(sizeof(uint64_t)));
   return shape;
 }
 
 }  // namespace
 
 int64_t tile_plan_chunk(const TilePlanParams& params) {
-  const int64_t list = params.indices.shape[0] * params.indices.shape[2] * params.tile_tokens;
-  return std::max<int64_t>(kMostListBytes / (list * entry_bytes(params.tile_tokens)), 1) * params.tile_tokens;
+  const int64_t list = params.heads * params.indices.shape[2] * params.tile_tokens;
+  const int64_t tokens =
+      std::max<int64_t>(kMostListBytes / (list * entry_bytes(params.tile_tokens)), 1) * params.tile_tokens;
+  return params.most_tokens > 0 ? std::min(tokens, params.most_tokens) : tokens;
 }
 
 int64_t tile_plan_workspace(const TilePlanParams& params) {
@@ -69,7 +86,8 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
   args.layout = params.layout;
   args.block_size = params.block_size;
   args.indices = index_view(params.indices);
-  args.heads = static_cast<int32_t>(params.indices.shape[0]);
+  args.first_head = params.first_head;
+  args.heads = params.heads;
   args.topk = static_cast<int32_t>(params.indices.shape[2]);
   args.tile_tokens = params.tile_tokens;
   args.more_words = more_member_words(params.tile_tokens);
@@ -81,6 +99,7 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
   args.blocks = static_cast<TileBlock*>(take(shape.blocks_bytes));
   args.more_members = static_cast<uint32_t*>(take(shape.more_bytes));
   args.counts = static_cast<int32_t*>(take(shape.counts_bytes));
+  args.all_counts = static_cast<int32_t*>(take(shape.counts_bytes));
   args.suspects = static_cast<uint8_t*>(take(shape.suspects_bytes));
   args.reaches = static_cast<int32_t*>(take(shape.reaches_bytes));
   if (params.layout.cu_seqlens_q != nullptr) {
@@ -92,16 +111,37 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
   launch.blocks_x = shape.lists;
   launch.threads = kTileThreads;
   launch.shared_bytes = args.sorted * static_cast<int64_t>(sizeof(uint64_t) + sizeof(uint8_t));
+  uint32_t* places[2] = {};
+  uint32_t* items[2] = {};
+  if (params.least_members > 0) {
+    for (uint32_t*& array : places) array = static_cast<uint32_t*>(take(shape.array_bytes));
+    for (uint32_t*& array : items) array = static_cast<uint32_t*>(take(shape.array_bytes));
+    args.least_members = params.least_members;
+    args.places = places[0];
+    args.items = items[0];
+    args.no_place = shape.no_place;
+    args.rest_slots = static_cast<uint64_t*>(take(shape.slots_bytes));
+  }
   launch_kernel("plan_tiles", plan_tiles_kernel(), launch, params.stream, &args);
   TilePlan plan;
   plan.blocks = args.blocks;
   plan.more_members = args.more_members;
   plan.counts = args.counts;
   plan.reaches = args.reaches;
+  plan.all_counts = args.all_counts;
   plan.suspects = args.suspects;
   plan.header = args.header;
   plan.tiles = shape.tiles;
   plan.capacity = shape.capacity;
+  if (params.least_members > 0) {
+    plan.count = params.tokens * params.heads * params.indices.shape[2];
+    const bool second = sort_pairs(places, items, plan.count, shape.first_bit, shape.last_bit, take(shape.sort_bytes),
+                                   shape.sort_bytes, params.stream);
+    plan.places = places[second ? 1 : 0];
+    plan.items = items[second ? 1 : 0];
+    plan.rest_slots = args.rest_slots;
+    plan.no_place = shape.no_place;
+  }
   return plan;
 }
 

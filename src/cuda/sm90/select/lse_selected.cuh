@@ -9,7 +9,7 @@
 #include "cuda/common/instructions/mbarrier.cuh"
 #include "cuda/common/instructions/named_barrier.cuh"
 #include "cuda/common/instructions/register_limit.cuh"
-#include "cuda/sm90/plan/item.cuh"
+#include "cuda/sm90/plan/sorted_items.cuh"
 #include "cuda/sm90/select/lse_rows.cuh"
 
 namespace openmsa::cuda::sm90::lse {
@@ -20,30 +20,6 @@ enum PartialBarrier : int { kSegmentRead = 1, kPartialTurn = 2 };
 __device__ inline uint32_t slot_of(const PartialArguments& args, uint32_t bits) {
   const PlanItem item = unpack_item(bits);
   return (item.token * args.heads + item.head) * args.topk + item.slot;
-}
-
-// The items with a place, which come first. Each warp finds out for itself, 32 guesses at a time.
-__device__ inline uint32_t count_placed(const PartialArguments& args, int lane) {
-  uint32_t low = 0, high = args.count;
-  while (low < high) {
-    const uint32_t step = (high - low + 31) / 32;
-    const uint32_t at = low + lane * step;
-    const unsigned placed = __ballot_sync(~0u, at < high && args.places[at] < args.no_place);
-    if (placed == 0) break;
-    low += (31 - __clz(static_cast<int>(placed))) * step + 1;
-    high = min(high, low + step - 1);
-  }
-  return low;
-}
-
-// This thread block's part of the numbers [begin, end).
-struct Part {
-  uint32_t begin, end;
-};
-__device__ inline Part part_of(uint32_t begin, uint32_t end) {
-  const uint64_t count = end - begin;
-  return {begin + static_cast<uint32_t>(count * blockIdx.x / gridDim.x),
-          begin + static_cast<uint32_t>(count * (blockIdx.x + 1) / gridDim.x)};
 }
 
 // ---- Producer ----
@@ -233,7 +209,7 @@ __global__ void __launch_bounds__(kPartialThreads, 1) partial_lse(const __grid_c
   __syncthreads();
   if (warpgroup == kPartialConsumers) {
     lower_register_limit<kPartialProducerRegisters>();
-    const uint32_t placed = count_placed(args, thread % 32);
+    const uint32_t placed = count_placed(args.places, args.count, args.no_place, thread % 32);
     PartialProducer<Element, kHeadDim, kBlock>(args, &shared, thread).produce(part_of(0, placed));
     const Part rest = part_of(placed, args.count);
     for (uint32_t i = rest.begin + thread; i < rest.end; i += 128) {
