@@ -180,3 +180,105 @@ def test_block_size_32_is_refused_by_name() -> None:
     problem = make_problem(((700, 700),), **SHAPE)
     with pytest.raises(openmsa.UnsupportedError, match="block_size"):
         openmsa.select_blocks(*(x.bfloat16().cuda() for x in problem.index), topk=4, block_size=32)
+
+
+LENGTHS = [((700, 700),), ((1, 2049), (300, 300), (0, 5), (130, 1000)), ((2500, 2500),)]
+
+
+def halves(tensors: tuple[torch.Tensor, ...], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [x.to(dtype) for x in tensors]
+
+
+def on_gpu(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: x.cuda() if isinstance(x, torch.Tensor) else x for name, x in arguments.items()}
+
+
+def assert_attention_close(got: torch.Tensor, want: torch.Tensor) -> None:
+    tolerance = 2e-3 if got.dtype == torch.float16 else 8e-3
+    difference = (got.cpu().double() - want.double()).norm() / want.double().norm().clamp(min=1e-30)
+    assert float(difference) <= tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_attention_equals_the_cpu(dtype: torch.dtype, lengths: tuple[tuple[int, int], ...]) -> None:
+    problem = make_problem(lengths, **SHAPE)
+    tensors = halves(problem.tensors, dtype)
+    expected = openmsa.msa_attention(*tensors, **problem.selection, kl="off")
+    gpu = [x.cuda() for x in tensors]
+    with torch.no_grad():
+        result = openmsa.msa_attention(*gpu, **on_gpu(problem.selection), kl="off")
+        out, lse = openmsa.sparse_attention(*gpu[:3], result.indices, **on_gpu(problem.layout), return_lse=True)
+    assert torch.equal(result.indices.cpu(), expected.indices)
+    assert_attention_close(result.out, expected.out)
+    torch.testing.assert_close(result.lse.cpu(), expected.lse, rtol=2e-3, atol=2e-3)
+    assert torch.equal(out, result.out)
+    assert torch.equal(lse, result.lse)
+
+
+def test_paged_attention_and_append_equal_the_cpu() -> None:
+    problem = make_problem(((3, 400), (200, 1290)), **SHAPE)
+    pages = make_paged(problem)
+    caches = halves((pages.k_cache, pages.v_cache, pages.index_k_cache), torch.bfloat16)
+    q, index_q = halves((problem.q, problem.index_q), torch.bfloat16)
+    new = [torch.randn(len(q), *x.shape[2:]).bfloat16() for x in caches]
+    gpu_caches = [x.cuda() for x in caches]
+    requests = on_gpu(pages.requests)
+    openmsa.paged_append(*new, *caches, **pages.requests)
+    openmsa.paged_append(*(x.cuda() for x in new), *gpu_caches, **requests)
+    for got, want in zip(gpu_caches, caches, strict=True):
+        assert torch.equal(got.cpu().view(torch.int16), want.view(torch.int16))
+    expected = openmsa.paged_msa_attention(q, caches[0], caches[1], index_q, caches[2], **pages.requests, topk=4)
+    result = openmsa.paged_msa_attention(
+        q.cuda(), gpu_caches[0], gpu_caches[1], index_q.cuda(), gpu_caches[2], **requests, topk=4
+    )
+    assert torch.equal(result.indices.cpu(), expected.indices)
+    assert_attention_close(result.out, expected.out)
+
+
+def test_captured_mass_and_combine_equal_the_cpu() -> None:
+    problem = make_problem(LENGTHS[1], **SHAPE)
+    q, k, v = halves(problem.attention, torch.bfloat16)
+    indices = openmsa.select_blocks(*halves(problem.index, torch.bfloat16), **problem.selection)
+    gpu = [x.cuda() for x in (q, k, v)]
+    layout = on_gpu(problem.layout)
+    expected = openmsa.captured_mass(q, k, indices, **problem.layout)
+    result = openmsa.captured_mass(*gpu[:2], indices.cuda(), **layout)
+    for got, want in zip(result, expected, strict=True):
+        torch.testing.assert_close(got.cpu(), want, rtol=5e-3, atol=5e-3)
+    parts = [indices.where(torch.arange(4) % 2 == half, -1) for half in range(2)]
+    outs, lses = zip(
+        *(openmsa.sparse_attention(*gpu, part.cuda(), **layout, return_lse=True) for part in parts), strict=True
+    )
+    out, lse = openmsa.combine(torch.stack(outs), torch.stack(lses))
+    whole, whole_lse = openmsa.sparse_attention(q, k, v, indices, **problem.layout, return_lse=True)
+    assert_attention_close(out, whole)
+    torch.testing.assert_close(lse.cpu(), whole_lse, rtol=2e-3, atol=2e-3)
+
+
+def test_attention_in_a_graph_does_not_wait() -> None:
+    problem = make_problem(((2500, 2500),), **SHAPE)
+    tensors = [x.bfloat16().cuda() for x in problem.tensors]
+    size = openmsa.workspace_size("msa_attention", *tensors, **problem.selection, kl="off")
+    arguments = {**problem.selection, "kl": "off", "workspace": torch.empty(size, dtype=torch.uint8, device="cuda")}
+    with torch.no_grad():
+        openmsa.msa_attention(*tensors, **arguments)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = openmsa.msa_attention(*tensors, **arguments)
+        for x in tensors[:3]:
+            x.copy_(x.flip(0))
+        graph.replay()
+        expected = openmsa.msa_attention(*tensors, **problem.selection, kl="off")
+    assert torch.equal(result.out, expected.out)
+    assert torch.equal(result.indices, expected.indices)
+
+
+def test_what_the_gpu_lacks_is_refused_by_name() -> None:
+    problem = make_problem(((300, 300),), **SHAPE)
+    tensors = [x.bfloat16().cuda() for x in problem.tensors]
+    with torch.no_grad():
+        with pytest.raises(openmsa.UnsupportedError, match="kl"):
+            openmsa.msa_attention(*tensors, **problem.selection)
+        with pytest.raises(openmsa.UnsupportedError, match="warmup"):
+            openmsa.msa_attention(*tensors, **problem.layout, warmup=True, kl="off")
