@@ -159,7 +159,7 @@ class RestCopies {
   RestShared<Config>& shared_;
   const int lane_, tile_tokens_;
   uint32_t tiles_ = 0;                      // issued
-  uint32_t blocks_ = kRestBuffers - 1;      // issued, counted from here so that the first one's phase is 0
+  uint32_t blocks_ = ~uint32_t{0};          // number of the latest
   uint32_t end_before_ = 0;                 // one past the last tile of the block before the latest
 };
 
