@@ -95,19 +95,15 @@ class RestCopies {
  private:
   __device__ int slot() const { return static_cast<int>(tiles_ % kRestSlots); }
 
-  // Until its group is through with a tile.
-  __device__ void wait_for_tile(uint32_t tile) {
-    barrier_wait(&shared_.empty[tile % kRestSlots], tile / kRestSlots & 1);
-  }
   __device__ void wait_for_slot() {
-    if (tiles_ >= kRestSlots) wait_for_tile(tiles_ - kRestSlots);
+    if (tiles_ >= kRestSlots) barrier_wait(&shared_.empty[slot()], (tiles_ / kRestSlots - 1) & 1);
   }
 
   __device__ void copy_block(uint32_t place, uint32_t head) {
     // The groups' last tiles with the block that lies there; they take their tiles in order.
     for (uint32_t back = 1; back <= kGroups && back <= end_before_; ++back) {
       const uint32_t tile = end_before_ - back;
-      if (tile + kRestSlots >= tiles_) wait_for_tile(tile);
+      if (tile + kRestSlots >= tiles_) barrier_wait(&shared_.used[tile % kRestSlots], tile / kRestSlots & 1);
     }
     end_before_ = tiles_;
     ++blocks_;
@@ -230,6 +226,7 @@ class RestRows {
     named_barrier_sync(kFirstGroupBarrier + group_, 128);
     wgmma_wait<0>();
     wgmma_pin(sums);
+    if (lane_ == 0) barrier_arrive(&shared_.used[slot]);
 #pragma unroll
     for (int half = 0; half < 2; ++half) write_row(sums, rows[half], half, slot, tokens);
     fence_proxy_async();
@@ -292,7 +289,8 @@ __global__ void __launch_bounds__(kThreads, 1) rest_kernel(const __grid_constant
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kRestSlots; ++slot) {
       barrier_init(&shared.full[slot], 1);
-      barrier_init(&shared.empty[slot], 4);  // one arrival by each of the group's warps
+      barrier_init(&shared.used[slot], 4);  // one arrival by each of the group's warps
+      barrier_init(&shared.empty[slot], 4);
     }
     for (uint64_t& full : shared.block_full) barrier_init(&full, 1);
     fence_barrier_init();

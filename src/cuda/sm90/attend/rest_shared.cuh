@@ -20,7 +20,8 @@ struct RestShared {
   StagedRows<Config::kHeadDim, Config::kBlock> keys[kRestBuffers], values[kRestBuffers];
   StagedRows<Config::kHeadDim, kGroupRows> queries[kRestSlots];
   RestTile tiles[kRestSlots];
-  uint64_t full[kRestSlots], empty[kRestSlots];
+  // A tile is there; its block is read no more; its results have left.
+  uint64_t full[kRestSlots], used[kRestSlots], empty[kRestSlots];
   uint64_t block_full[kRestBuffers];
 };
 template <typename Config>
