@@ -259,7 +259,6 @@ void check_paged_attend_is_contiguous(const Inputs& in, const HostTensor& indice
 }
 
 void check_selection_order(const Inputs& in, const HostTensor& indices, const Results& results) {
-  constexpr int64_t kExtra = 4;
   const Case& c = in.c;
   const std::vector<int64_t> entries = decode_blocks(indices);
   std::vector<int64_t> shuffled;
@@ -271,7 +270,7 @@ void check_selection_order(const Inputs& in, const HostTensor& indices, const Re
                     {std::numeric_limits<int32_t>::min(), row.front(), std::numeric_limits<int32_t>::max(), -1});
     shuffled.insert(shuffled.end(), row.rbegin(), row.rend());
   }
-  const PlacedTensor blocks(in.memory, make_blocks(c, c.topk + kExtra, shuffled));
+  const PlacedTensor blocks(in.memory, make_blocks(c, c.topk + kExtraEntries, shuffled));
   const Results got = attend({.in = in}, blocks);
   for (const auto& [name, tensor] : got) EXPECT_TRUE(agrees(in, name, tensor, results.at(name))) << name;
 }

@@ -14,7 +14,8 @@ void check_sequences_train_alone(const Inputs& in, const Results& forward, const
 // The contiguous operation on keys gathered from the pages gives the same selection.
 void check_paged_select_is_contiguous(const Inputs& in, const Results& results);
 void check_paged_attend_is_contiguous(const Inputs& in, const HostTensor& indices, const Results& results);
-// Entries in another order, repeated, and with garbage among them mean the same.
+// Entries in another order, repeated, and with garbage among them mean the same: topk + kExtraEntries of them.
+inline constexpr int64_t kExtraEntries = 4;
 void check_selection_order(const Inputs& in, const HostTensor& indices, const Results& results);
 // NaN in blocks that no query selected changes nothing.
 void check_unselected_keys(const Inputs& in, const HostTensor& indices, const Results& results);

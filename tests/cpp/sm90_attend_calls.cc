@@ -363,9 +363,9 @@ TEST(Sm90AttendLarge, QueriesBeyondInt32) {
   // Token-major, so that copies follow each other.
   std::vector<int32_t> rows(static_cast<size_t>(tokens * o.index_heads * o.topk));
   for (int64_t i = 0; i < tokens * o.index_heads; ++i) {
-    std::copy_n(reinterpret_cast<const int32_t*>(
-                    document.indices.element(i % o.index_heads, i / o.index_heads % o.tokens_q)),
-                o.topk, rows.data() + i * o.topk);
+    std::copy_n(
+        reinterpret_cast<const int32_t*>(document.indices.element(i % o.index_heads, i / o.index_heads % o.tokens_q)),
+        o.topk, rows.data() + i * o.topk);
   }
   void* const indices = gpu_memory().allocate(static_cast<int64_t>(rows.size() * 4));
   allocations.push_back(indices);

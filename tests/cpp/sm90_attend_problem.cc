@@ -195,8 +195,8 @@ PlacedAttend::PlacedAttend(DeviceMemory& memory, const AttendProblem& problem)
   out_ = PlacedTensor(memory, cases::make_host_tensor(options_.dtype, {options_.tokens_q, heads, options_.dim},
                                                       problem.out_strides, kOutputFill));
   if (options_.with_lse) {
-    lse_ = PlacedTensor(memory, cases::make_host_tensor(OPENMSA_FLOAT32, {heads, options_.tokens_q},
-                                                        problem.lse_strides, kOutputFill));
+    lse_ = PlacedTensor(
+        memory, cases::make_host_tensor(OPENMSA_FLOAT32, {heads, options_.tokens_q}, problem.lse_strides, kOutputFill));
   }
 }
 

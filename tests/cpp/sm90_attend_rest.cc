@@ -1,5 +1,5 @@
-// sm90 attention that reads blocks with few members of a tile one by one, on problems of every size: the library divides
-// large calls alone.
+// sm90 attention that reads blocks with few members of a tile one by one, on problems of every size: the library
+// divides large calls alone.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -16,9 +16,7 @@ using cuda::sm90::AttendTuning;
 // Every call is divided, into chunks of 128 queries, until this object goes.
 class Divided {
  public:
-  explicit Divided(int32_t least_members) : before_(attend_tuning()) {
-    attend_tuning() = {least_members, 0, 1};
-  }
+  explicit Divided(int32_t least_members) : before_(attend_tuning()) { attend_tuning() = {least_members, 0, 1}; }
   Divided(const Divided&) = delete;
   Divided& operator=(const Divided&) = delete;
   ~Divided() { attend_tuning() = before_; }
@@ -41,8 +39,7 @@ TEST(Sm90AttendRest, EveryTypeShapeAndLayout) {
         contiguous.dim = dim;
         contiguous.block_size = block;
         contiguous.topk = 7;
-        for (const AttendOptions& o :
-             {contiguous, in_pages(contiguous, {1, 127, 900, 0, 2049}, {1, 16, 1, 3, 70})}) {
+        for (const AttendOptions& o : {contiguous, in_pages(contiguous, {1, 127, 900, 0, 2049}, {1, 16, 1, 3, 70})}) {
           const Divided divided(3);
           expect_gpu_attends_as_reference(AttendProblem(o), describe(o));
         }

@@ -67,8 +67,8 @@ TEST(Sm90AttendTimes, DISABLED_Times) {
     params.q = make_tensor(random_rows(tokens * kHeads * kDim), OPENMSA_BFLOAT16, {tokens, kHeads, kDim});
     params.k = make_tensor(random_rows(tokens * kIndexHeads * kDim), OPENMSA_BFLOAT16, {tokens, kIndexHeads, kDim});
     params.v = make_tensor(random_rows(tokens * kIndexHeads * kDim), OPENMSA_BFLOAT16, {tokens, kIndexHeads, kDim});
-    params.out = make_tensor(gpu_memory().allocate(tokens * kHeads * kDim * 2), OPENMSA_BFLOAT16,
-                             {tokens, kHeads, kDim});
+    params.out =
+        make_tensor(gpu_memory().allocate(tokens * kHeads * kDim * 2), OPENMSA_BFLOAT16, {tokens, kHeads, kDim});
     Tensor indices = make_tensor(gpu_memory().allocate(kIndexHeads * tokens * kTopk * 4), OPENMSA_INT32,
                                  {kIndexHeads, tokens, kTopk});
     params.q.device_index = gpu_memory().device_index();

@@ -56,7 +56,8 @@ TEST(Sm90Host, NamesWhatItIs) {
   const Backend& backend = sm90_backend();
   EXPECT_STREQ(backend.name(), "sm90");
   EXPECT_EQ(backend.device(), OPENMSA_GPU);
-  EXPECT_STREQ(backend.operations(), "select_blocks, paged_select_blocks, sparse_attention, paged_sparse_attention, msa_attention, "
+  EXPECT_STREQ(backend.operations(),
+               "select_blocks, paged_select_blocks, sparse_attention, paged_sparse_attention, msa_attention, "
                "paged_msa_attention, combine, captured_mass, paged_append");
   EXPECT_EQ(backend.device_names().size(), static_cast<size_t>(cuda::device_count()));
 }

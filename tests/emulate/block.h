@@ -152,7 +152,7 @@ class Block {
   std::string fault_;
   std::minstd_rand random_;
   bool land_now_ = false;  // somebody polls
-  double landing_ = 0;  // probability that a transfer lands before a thread runs
+  double landing_ = 0;     // probability that a transfer lands before a thread runs
 
   std::deque<std::deque<Meeting>> meetings_;  // by warp; their addresses stay
   NamedBarrier named_[kNamedBarriers];

@@ -16,8 +16,8 @@ constexpr int64_t kMostStrideBytes = int64_t{1} << 40;  // of a bulk copy
 // What bulk copies of rows need.
 void check_rows(const char* name, const Tensor& tensor, const DataTypeSet& types) {
   if (!types.contains(tensor.dtype)) {
-    fail_unsupported(name, ": backend ", kBackendName, " does not support ", dtype_name(tensor.dtype),
-                     "; it supports ", types.names());
+    fail_unsupported(name, ": backend ", kBackendName, " does not support ", dtype_name(tensor.dtype), "; it supports ",
+                     types.names());
   }
   const int64_t head_dim = tensor.shape[tensor.rank - 1];
   if (head_dim != 64 && head_dim != 128) {
@@ -57,8 +57,8 @@ void check_layout(const SequenceLayout& layout) {
 // Kernels count tokens in int32, as offsets and lengths do; 2^31 rows of 64 bytes are the memory of a device.
 void check_most(const char* name, int64_t count, const char* what) {
   if (count > kMostTokens) {
-    fail_unsupported(name, ": backend ", kBackendName, " does not support ", count, " ", what,
-                     "; it supports at most ", kMostTokens);
+    fail_unsupported(name, ": backend ", kBackendName, " does not support ", count, " ", what, "; it supports at most ",
+                     kMostTokens);
   }
 }
 

@@ -24,8 +24,8 @@ __device__ inline uint32_t convert_f32_to_f16x2(float low, float high) {
   return result;
 }
 
-// PTX ISA, "Data Movement and Conversion Instructions: cvt". Two f32 to a pair of e4m3, the lower first: round to nearest
-// even, and beyond the largest number to that.
+// PTX ISA, "Data Movement and Conversion Instructions: cvt". Two f32 to a pair of e4m3, the lower first: round to
+// nearest even, and beyond the largest number to that.
 __device__ inline uint16_t convert_f32_to_e4m3x2(float low, float high) {
   uint16_t result;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(result) : "f"(high), "f"(low));

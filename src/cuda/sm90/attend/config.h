@@ -35,8 +35,8 @@ struct Arguments {
   CUtensorMap queries;       // {D, head, token}
   CUtensorMap keys, values;  // {D, KV head, token} or paged {D, KV head, row, page}
   bool paged;
-  int32_t first_head, heads;   // index heads at work; tiles count from the first
-  int32_t index_heads;         // of the call
+  int32_t first_head, heads;  // index heads at work; tiles count from the first
+  int32_t index_heads;        // of the call
   int32_t kv_heads;
   int32_t group;               // query heads of an index head: a power of 2
   int32_t tile_tokens;         // kTileRows / group
@@ -55,18 +55,19 @@ struct Arguments {
 
   float factor;  // of a score, in units of log 2
 
-  void* out;                                 // the chunk's first token
+  void* out;  // the chunk's first token
   int64_t out_stride_token, out_stride_head;
-  float* lse;                                // the same, or null
+  float* lse;  // the same, or null
   int64_t lse_stride_head, lse_stride_token;
 };
 
-// ---- The rest: blocks that few tokens of a tile selected, whole ones, read once for all of their members ---------------
+// ---- The rest: blocks that few tokens of a tile selected, whole ones, read once for all of their members
+// ---------------
 
 // Tiles of 64 rows that share a block: tokens x the query heads of an index head, gathered. Each warpgroup takes every
 // second one. Results leave from the place of the queries.
 inline constexpr int kRestSlots = 6;
-inline constexpr int kRestBuffers = 2;  // of blocks
+inline constexpr int kRestBuffers = 2;     // of blocks
 inline constexpr int kLeastRestGroup = 8;  // rows of a token fill the swizzle's 8 rows
 inline constexpr int kMostRestTokens = kGroupRows / kLeastRestGroup;
 

@@ -112,8 +112,8 @@ __device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared)
       }
       stage.wait_empty(shared.values_empty);
       if (lane == 0) {
-        copy_block<Config>(args.values, &shared.values_full[stage.slot], shared.values[stage.slot], args.paged,
-                           kv_head, block);
+        copy_block<Config>(args.values, &shared.values_full[stage.slot], shared.values[stage.slot], args.paged, kv_head,
+                           block);
       }
       stage.advance();
     }

@@ -53,8 +53,9 @@ __global__ void __launch_bounds__(kJoinThreads) join_kernel(const __grid_constan
       };
       const int64_t row_bytes = kPanelRowBytes, panel_bytes = args.group * row_bytes;
       const int64_t slot_bytes = args.head_dim / kPanelColumns * panel_bytes;
-      const char* const partials =
-          static_cast<const char*>(args.partials) + of * args.topk * slot_bytes + piece / kPanelPieces * panel_bytes + row * row_bytes + (piece % kPanelPieces ^ row % 8) * 16;
+      const char* const partials = static_cast<const char*>(args.partials) + of * args.topk * slot_bytes +
+                                   piece / kPanelPieces * panel_bytes + row * row_bytes +
+                                   (piece % kPanelPieces ^ row % 8) * 16;
       add(tile_lse, out);
       for (uint64_t left = slots; left != 0; left &= left - 1) {
         const int slot = __ffsll(static_cast<long long>(left)) - 1;

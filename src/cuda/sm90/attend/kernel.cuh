@@ -1,5 +1,6 @@
-// Attend: a persistent thread block takes tiles (128 rows: tokens x the query heads of an index head) and works them off
-// against the union of the blocks that their tokens selected. A row takes part in a block or not by its weights alone.
+// Attend: a persistent thread block takes tiles (128 rows: tokens x the query heads of an index head) and works them
+// off against the union of the blocks that their tokens selected. A row takes part in a block or not by its weights
+// alone.
 #pragma once
 
 #include "cuda/common/instructions/register_limit.cuh"

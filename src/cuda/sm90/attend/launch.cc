@@ -71,9 +71,8 @@ AttendKernel kernel_for(const AttendParams& params) {
 // The query heads of an index head, of so many tokens.
 CUtensorMap map_queries(const AttendParams& params, int32_t tokens) {
   const Tensor& q = params.q;
-  const std::array<TensorMapAxis, 3> axes = {{{q.shape[2], 0, kPanelColumns},
-                                              tensor_map_axis(q, 1, group_of(params)),
-                                              tensor_map_axis(q, 0, tokens)}};
+  const std::array<TensorMapAxis, 3> axes = {
+      {{q.shape[2], 0, kPanelColumns}, tensor_map_axis(q, 1, group_of(params)), tensor_map_axis(q, 0, tokens)}};
   return make_tensor_map("q", q.data, static_cast<int>(dtype_size(q.dtype)), axes);
 }
 
@@ -105,8 +104,8 @@ class AttendCall {
     division_.plan.workspace = memory;
     partials_ = memory + division_.plan_bytes;
     partial_lses_ = reinterpret_cast<float*>(memory + division_.plan_bytes + division_.partial_bytes);
-    tile_lse_ = reinterpret_cast<float*>(memory + division_.plan_bytes + division_.partial_bytes +
-                                         division_.partial_lse_bytes);
+    tile_lse_ =
+        reinterpret_cast<float*>(memory + division_.plan_bytes + division_.partial_bytes + division_.partial_lse_bytes);
     const bool paged = params.layout.paged;
     args_.queries = map_queries(params, division_.plan.tile_tokens);
     args_.keys = map_blocks(params, params.k, paged ? "k_cache" : "k");

@@ -72,14 +72,13 @@ class Repair {
 
   __device__ bool needs_repair(int64_t token, int64_t head) {
     const int d = static_cast<int>(threadIdx.x);
-    const bool is_finite =
-        d >= args_.head_dim || fabsf(widened(out_row(token, head)[d])) < INFINITY;
+    const bool is_finite = d >= args_.head_dim || fabsf(widened(out_row(token, head)[d])) < INFINITY;
     return block_sum(is_finite ? 0.0f : 1.0f, scratch_) != 0.0f;
   }
 
   __device__ bool is_member(int64_t block, int32_t in_tile) const {
-    const uint32_t word = in_tile < 32 ? of_.blocks[block].members
-                                       : of_.more_members[block * of_.more_words + in_tile / 32 - 1];
+    const uint32_t word =
+        in_tile < 32 ? of_.blocks[block].members : of_.more_members[block * of_.more_words + in_tile / 32 - 1];
     return (word >> (in_tile % 32) & 1) != 0;
   }
 
@@ -140,8 +139,8 @@ class Repair {
     for (int32_t block = 0; d < args_.head_dim && block < scratch_.blocks; ++block) {
       const auto* const values = static_cast<const CacheElement*>(scratch_.values[block]);
       for (int32_t key = 0; key < scratch_.keys[block]; ++key) {
-        result = fmaf(scratch_.weights[block * args_.block_size + key],
-                      widened(values[key * args_.v_stride_token + d]), result);
+        result = fmaf(scratch_.weights[block * args_.block_size + key], widened(values[key * args_.v_stride_token + d]),
+                      result);
       }
     }
     if (d < args_.head_dim) {

@@ -154,9 +154,9 @@ class RestCopies {
   const RestArguments& args_;
   RestShared<Config>& shared_;
   const int lane_, tile_tokens_;
-  uint32_t tiles_ = 0;                      // issued
-  uint32_t blocks_ = ~uint32_t{0};          // number of the latest
-  uint32_t end_before_ = 0;                 // one past the last tile of the block before the latest
+  uint32_t tiles_ = 0;              // issued
+  uint32_t blocks_ = ~uint32_t{0};  // number of the latest
+  uint32_t end_before_ = 0;         // one past the last tile of the block before the latest
 };
 
 // ---- The warpgroups ----

@@ -40,7 +40,7 @@ struct Shared {
   StagedRows<Config::kHeadDim, Config::kBlock> keys[Config::kStages], values[Config::kStages];
   Step steps[Config::kStages];
   TileNumber tile;
-  uint64_t tile_full, tile_empty;  // the number and its queries
+  uint64_t tile_full, tile_empty;                                    // the number and its queries
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];  // the step too
   uint64_t values_full[Config::kStages], values_empty[Config::kStages];
 };

@@ -37,9 +37,9 @@ class MassTile {
   __device__ void measure() {
     if (thread_ < args_.tile_tokens) {
       const int64_t token = first_ + thread_;
-      shared_.tokens[thread_] =
-          token < args_.tokens ? keys_of(args_.layout, args_.block_size, args_.owners, args_.first_token + token)
-                               : TokenKeys{kNoOwner, 0, 0};
+      shared_.tokens[thread_] = token < args_.tokens
+                                    ? keys_of(args_.layout, args_.block_size, args_.owners, args_.first_token + token)
+                                    : TokenKeys{kNoOwner, 0, 0};
     }
     stage_queries();
     __syncthreads();
@@ -50,6 +50,7 @@ class MassTile {
       if (keys.sequence != kNoOwner && keys.sequence != before) measure_sequence(keys);
       before = keys.sequence;
     }
+    copy_async_wait_all();  // those of the queries, where there was nothing to measure
   }
 
  private:
@@ -154,8 +155,8 @@ class MassTile {
 template <typename Element, int kHeadDim, int kBlock>
 __global__ void __launch_bounds__(kThreads) masses_kernel(const __grid_constant__ MassArguments args) {
   extern __shared__ unsigned char shared_bytes[];
-  auto* const shared = reinterpret_cast<Shared<kHeadDim, kBlock>*>(
-      shared_bytes + (1024 - shared_address(shared_bytes) % 1024) % 1024);
+  auto* const shared =
+      reinterpret_cast<Shared<kHeadDim, kBlock>*>(shared_bytes + (1024 - shared_address(shared_bytes) % 1024) % 1024);
   MassTile<Element, kHeadDim, kBlock>(args, shared).measure();
 }
 

@@ -30,9 +30,8 @@ void launch_combine(const CombineParams& params) {
   shape.blocks_x = (args.tokens * args.heads * args.pieces + combine::kThreads - 1) / combine::kThreads;
   if (shape.blocks_x == 0) return;
   shape.threads = combine::kThreads;
-  launch_kernel("combine",
-                outs.dtype == OPENMSA_BFLOAT16 ? combine::combine_bfloat16() : combine::combine_float16(), shape,
-                params.execution.stream, &args);
+  launch_kernel("combine", outs.dtype == OPENMSA_BFLOAT16 ? combine::combine_bfloat16() : combine::combine_float16(),
+                shape, params.execution.stream, &args);
 }
 
 }  // namespace openmsa::cuda::sm90

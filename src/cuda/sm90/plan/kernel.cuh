@@ -25,7 +25,6 @@ __global__ void __launch_bounds__(kPlanThreads) find_owners(const __grid_constan
   }
 }
 
-
 // The place of `block` for a query of `sequence`, and in *limit the keys of it that the query sees.
 __device__ inline uint32_t find_place(const ListArguments& args, int64_t number, int64_t row, uint32_t key_head,
                                       int64_t block, uint32_t* limit) {

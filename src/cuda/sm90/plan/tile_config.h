@@ -50,16 +50,16 @@ struct TileArguments {
   // Blocks that fewer tokens of a tile selected, each of whom sees the block whole, are rest: they stand behind the
   // others in the list, and their members in the arrays below. 0: none.
   int32_t least_members;
-  const uint32_t* owners;      // by query of the chunk; null: one sequence
-  TileBlock* blocks;           // [head, tile][tile_tokens x topk]
-  uint32_t* more_members;      // beside each block, more_words of them
-  int32_t* counts;             // [head, tile]: blocks without the rest
-  int32_t* all_counts;         // with it
-  uint8_t* suspects;           // 0
-  uint32_t* places;            // [query of the chunk, head, slot]: of a rest entry its block's place, else no_place
-  uint32_t* items;             // item.cuh
+  const uint32_t* owners;  // by query of the chunk; null: one sequence
+  TileBlock* blocks;       // [head, tile][tile_tokens x topk]
+  uint32_t* more_members;  // beside each block, more_words of them
+  int32_t* counts;         // [head, tile]: blocks without the rest
+  int32_t* all_counts;     // with it
+  uint8_t* suspects;       // 0
+  uint32_t* places;        // [query of the chunk, head, slot]: of a rest entry its block's place, else no_place
+  uint32_t* items;         // item.cuh
   uint32_t no_place;
-  uint64_t* rest_slots;        // [query of the chunk, head]: bit s: the entry in slot s is rest
+  uint64_t* rest_slots;  // [query of the chunk, head]: bit s: the entry in slot s is rest
   // [query of the chunk] one past the last key that it sees, counted as TileBlock::base is.
   int32_t* reaches;
   TileHeader* header;

@@ -50,8 +50,10 @@ __device__ inline TileToken token_of(const TileArguments& args, int64_t query) {
   return token;
 }
 
-__device__ inline uint64_t entry_of(const TileArguments& args, const TileToken& token, int64_t block, int number, int slot) {
-  if (block < 0 || block * args.block_size >= token.visible) return kNoEntry;
+__device__ inline uint64_t entry_of(const TileArguments& args, const TileToken& token, int64_t block, int number,
+                                    int slot) {
+  // Divided, for entries times the block's size may be anything.
+  if (block < 0 || block >= (token.visible + args.block_size - 1) / args.block_size) return kNoEntry;
   if (!args.layout.paged) {
     return (static_cast<uint64_t>(token.k_begin + block * args.block_size) << kTokenBits | number) << kSlotBits | slot;
   }

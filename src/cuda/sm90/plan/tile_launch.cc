@@ -25,8 +25,8 @@ struct Shape {
   static_assert(sizeof(TileHeader) <= kHeaderBytes);
 
   int64_t bytes() const {
-    return blocks_bytes + more_bytes + 2 * counts_bytes + suspects_bytes + reaches_bytes + owners_bytes + kHeaderBytes + 4 * array_bytes + sort_bytes +
-           slots_bytes;
+    return blocks_bytes + more_bytes + 2 * counts_bytes + suspects_bytes + reaches_bytes + owners_bytes + kHeaderBytes +
+           4 * array_bytes + sort_bytes + slots_bytes;
   }
 };
 

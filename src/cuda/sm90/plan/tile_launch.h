@@ -11,7 +11,7 @@ namespace openmsa::cuda::sm90 {
 struct TilePlanParams {
   SequenceLayout layout;
   int64_t block_size = 128;
-  Tensor indices{};         // [Hi, Tq, topk] int32 or int64
+  Tensor indices{};                   // [Hi, Tq, topk] int32 or int64
   int32_t first_head = 0, heads = 1;  // index heads
   int32_t tile_tokens = 8;            // a power of 2
   int32_t least_members = 0;          // TileArguments

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/select/lists.cuh"
 #include "cuda/sm90/select/partial.cuh"
-#include "cuda/common/ring.cuh"
 #include "cuda/sm90/select/sequences.cuh"
 #include "cuda/sm90/select/shared.cuh"
 #include "cuda/sm90/select/tile_row.cuh"

@@ -5,8 +5,8 @@
 
 #include "cuda/common/instructions/load_matrix.cuh"
 #include "cuda/common/instructions/wgmma.cuh"
-#include "cuda/sm90/select/lists.cuh"
 #include "cuda/common/ring.cuh"
+#include "cuda/sm90/select/lists.cuh"
 #include "cuda/sm90/select/sequences.cuh"
 #include "cuda/sm90/select/shared.cuh"
 
