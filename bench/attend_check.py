@@ -18,7 +18,7 @@ class WrongAttentionError(Exception):
 
 def selected_keys(indices: Tensor, visible: int, block: int) -> Tensor:
     """Keys of the distinct visible blocks among one row's entries, ascending."""
-    blocks = sorted({b for b in indices.tolist() if 0 <= b and b * block < visible})
+    blocks = sorted({b for b in indices.tolist() if b >= 0 and b * block < visible})
     keys = [torch.arange(b * block, min((b + 1) * block, visible)) for b in blocks]
     return torch.cat(keys) if keys else torch.empty(0, dtype=torch.long)
 

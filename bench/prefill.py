@@ -3,8 +3,8 @@
     python bench/prefill.py --out DIR [--lengths 8192 131072] [--dtypes bf16 fp8index] [--selections overlap]
 
 A time holds everything that a user calls: index scores, top-k, plan, attention. Dense is FlashAttention 4 and cuDNN,
-each that runs here, alternating with ours in one run; beyond 131072 keys FlashAttention's time of this run grows with the
-square (`fa4-extrapolated`). Sampled rows are checked against float64 before a time counts. `chunk`: the last 16384
+each that runs here, alternating with ours in one run; beyond 131072 keys FlashAttention's time of this run grows with
+the square (`fa4-extrapolated`). Sampled rows are checked against float64 before a time counts. `chunk`: the last 16384
 queries of a paged prefix of n. Writes DIR/prefill.csv and DIR/prefill_context.csv.
 """
 
@@ -163,7 +163,9 @@ def main(words: list[str] | None = None) -> int:
     for n in arguments.lengths:
         for selection in arguments.selections:
             for dtype in arguments.dtypes:
-                print(f"-- {selection} {dtype}, {n} keys, {time.monotonic() - started:.0f} s after the start", flush=True)
+                print(
+                    f"-- {selection} {dtype}, {n} keys, {time.monotonic() - started:.0f} s after the start", flush=True
+                )
                 bench.prefill(selection, dtype, n)
     bench_products(run, "end", {"bf16": torch.bfloat16})
     if arguments.out is not None:

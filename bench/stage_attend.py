@@ -1,9 +1,9 @@
-"""Attention over selected blocks at M3's shape: 64 query heads, 4 KV heads, 4 index heads, D 128, blocks of 128, topk 16.
+"""Attention over selected blocks at M3's shape: 64 query, 4 KV and 4 index heads, D 128, blocks of 128, topk 16.
 
     python bench/stage_attend.py --out DIR [--lengths 8192 131072] [--dtypes bf16] [--selections random] [--device cpu]
 
-Times sparse_attention on what select_blocks makes of selections.py's vectors, after sampled rows of the same call proved
-right against float64. `fp8kv` reads K and V from shuffled float8 pages. Writes DIR/stage_attend.csv and
+Times sparse_attention on what select_blocks makes of selections.py's vectors, after sampled rows of the same call
+proved right against float64. `fp8kv` reads K and V from shuffled float8 pages. Writes DIR/stage_attend.csv and
 DIR/stage_attend_context.csv.
 """
 
@@ -39,7 +39,9 @@ def normal(run: Run, n: int, heads: int, dtype: torch.dtype) -> Tensor:
 
 
 def select(run: Run, selection: str, n: int) -> Tensor:
-    index = [torch.from_numpy(x).to(run.device, torch.bfloat16) for x in GENERATORS[selection](n, INDEX_HEADS, DIM, seed=n)]
+    index = [
+        torch.from_numpy(x).to(run.device, torch.bfloat16) for x in GENERATORS[selection](n, INDEX_HEADS, DIM, seed=n)
+    ]
     return openmsa.select_blocks(*index, topk=TOPK, block_size=BLOCK)
 
 
@@ -50,7 +52,12 @@ class Attend:
         self._tensors = q, k, v, indices
         self.out = torch.empty_like(q)
         self.lse = torch.empty(q.shape[1], q.shape[0], device=q.device)
-        self._arguments: dict[str, Any] = {"block_size": BLOCK, "return_lse": True, "out": self.out, "lse_out": self.lse}
+        self._arguments: dict[str, Any] = {
+            "block_size": BLOCK,
+            "return_lse": True,
+            "out": self.out,
+            "lse_out": self.lse,
+        }
         size = openmsa.workspace_size("sparse_attention", *self._tensors, **self._arguments)
         self._workspace = torch.empty(size, dtype=torch.uint8, device=q.device)
 
@@ -115,8 +122,8 @@ def bench_case(run: Run, selection: str, dtype: str, n: int, indices: Tensor) ->
     )  # fmt: skip
     run.rows.append(row)
     print(
-        f"{selection} {dtype} {n}: {own.ms:.3f} ms, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, {own.repeats} "
-        f"repeats; the worst of {len(rows)} checked queries is {worst:.1e} off",
+        f"{selection} {dtype} {n}: {own.ms:.3f} ms, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, "
+        f"{own.repeats} repeats; the worst of {len(rows)} checked queries is {worst:.1e} off",
         flush=True,
     )
 
