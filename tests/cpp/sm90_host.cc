@@ -62,6 +62,28 @@ TEST(Sm90Host, NamesWhatItIs) {
   EXPECT_EQ(backend.device_names().size(), static_cast<size_t>(cuda::device_count()));
 }
 
+TEST(Sm90Host, AttentionsWorkspaceStaysBelowTheLimit) {
+  SKIP_WITHOUT_GPU();  // The sort's scratch depends on the device.
+  for (const int64_t group : {1, 4, 16}) {
+    for (const int64_t index_heads : {1, 4, 16}) {
+      for (const int64_t topk : {1, 16, 64}) {
+        for (const int64_t tokens : {int64_t{0}, int64_t{1}, int64_t{8192}, int64_t{1} << 20, int64_t{1} << 27}) {
+          AttendParams params;
+          params.layout.tokens_q = params.layout.tokens_k = tokens;
+          params.q = params.out = Fake::view(OPENMSA_BFLOAT16, {tokens, index_heads * group, 128});
+          params.k = params.v = Fake::view(OPENMSA_BFLOAT16, {tokens, 1, 128});
+          const Tensor indices = Fake::view(OPENMSA_INT32, {index_heads, tokens, topk});
+          params.indices = &indices;
+          params.index_heads = index_heads;
+          EXPECT_LE(sm90_backend().workspace(params), workspace_limit() + (4 * index_heads * topk + 44) * tokens)
+              << group << " query heads, " << index_heads << " index heads, topk " << topk << ", " << tokens
+              << " tokens";
+        }
+      }
+    }
+  }
+}
+
 TEST(Sm90Host, SelectsWorkspaceStaysBelowTheLimit) {
   SKIP_WITHOUT_GPU();  // The size depends on the device's number of processors.
   for (const int64_t heads : {1, 4, 16}) {

@@ -48,8 +48,9 @@ Division divide(const AttendParams& params) {
   const int64_t partial = topk * group * params.q.shape[2] * dtype_size(params.q.dtype);  // of a query
   if (division.has_rest) {
     plan.least_members = tuning.least_members;
+    const int64_t partial_bytes = std::min(tuning.partial_bytes, workspace_limit() / 8 * 7);
     constexpr int64_t kStep = kMostTileTokens;  // whole tiles of any group
-    plan.most_tokens = std::clamp<int64_t>(tuning.partial_bytes / partial / kStep * kStep, kStep, kPlanTokens);
+    plan.most_tokens = std::clamp<int64_t>(partial_bytes / partial / kStep * kStep, kStep, kPlanTokens);
   }
   division.tokens = std::min(tile_plan_chunk(plan), tokens_q);
   division.plan_bytes = tile_plan_workspace(plan);

@@ -9,9 +9,8 @@
 namespace openmsa::cuda::sm90 {
 namespace {
 
-// Lists of a chunk: enough tiles that the last ones of a chunk cost nothing beside the rest, and within the smallest
-// bound of a workspace (1 GiB) whatever the shape.
-constexpr int64_t kMostListBytes = int64_t{256} << 20;
+// Lists of a chunk: enough tiles that the last ones of a chunk cost nothing beside the others.
+int64_t most_list_bytes() { return std::min(int64_t{256} << 20, workspace_limit() / 4); }
 
 int64_t aligned(int64_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -66,7 +65,7 @@ Shape shape_of(const TilePlanParams& params, int64_t tokens) {
 int64_t tile_plan_chunk(const TilePlanParams& params) {
   const int64_t list = params.heads * params.indices.shape[2] * params.tile_tokens;
   const int64_t tokens =
-      std::max<int64_t>(kMostListBytes / (list * entry_bytes(params.tile_tokens)), 1) * params.tile_tokens;
+      std::max<int64_t>(most_list_bytes() / (list * entry_bytes(params.tile_tokens)), 1) * params.tile_tokens;
   return params.most_tokens > 0 ? std::min(tokens, params.most_tokens) : tokens;
 }
 
