@@ -1,5 +1,7 @@
 """Attention inputs of a trained model on real text, for benches that want selections as a model makes them."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import safetensors.torch
@@ -30,7 +32,7 @@ def save_activations(model: ByteModel, text: Tensor, length: int, folder: Path) 
         assert isinstance(layer, Layer)
         heads = layer.heads(layer.normed(x))
         tensors = {"q": heads.q, "k": heads.k, "v": heads.v, "index_q": heads.index_q, "index_k": heads.index_k}
-        metadata = {"block_size": str(config.block), "topk": str(config.topk), "trained_context": str(config.context)}
+        metadata = {"config": json.dumps(dataclasses.asdict(config))}
         path = folder / f"layer{number}.safetensors"
         content = safetensors.torch.save({name: x.cpu().contiguous() for name, x in tensors.items()}, metadata)
         write_whole(path, content)

@@ -3,12 +3,51 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+EPSILON = 1e-6
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square()
+        inverse = squares.div_(x.shape[-1]).add_(EPSILON).rsqrt_()
+        unit = x * inverse
+        ctx.save_for_backward(unit, inverse, gain)
+        return unit * gain
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
+        unit, inverse, gain = ctx.saved_tensors
+        d_gain = (d_out * unit).sum(tuple(range(d_out.dim() - 1)))
+        d_unit = d_out * gain
+        along = (d_unit * unit).mean(dim=-1, keepdim=True)
+        return d_unit.addcmul_(unit, along, value=-1).mul_(inverse), d_gain
 
 
 def norm(x: Tensor, gain: Tensor) -> Tensor:
-    return F.rms_norm(x, (x.shape[-1],), gain)
+    """x over its root mean square along the last axis, times `gain`."""
+    out: Tensor = _Norm.apply(x, gain)
+    return out
+
+
+class _SquaredRelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        positive = x.clamp_min(0)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> Tensor:
+        (positive,) = ctx.saved_tensors
+        return (d_out * positive).mul_(2)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    out: Tensor = _SquaredRelu.apply(x)
+    return out
 
 
 def rotate(x: Tensor, dims: int, position: int, base: float = 10000.0) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .attention import Heads, attend
 from .config import Attention, Config
-from .functions import norm, rotate, shift
+from .functions import norm, rotate, shift, squared_relu
 
 SHIFT = 3  # a query sees three bytes at once, so that one layer can match and copy
 TAPS = SHIFT + 1  # bytes that a shifted input mixes: a key looks one further back
@@ -75,7 +75,7 @@ class Layer(nn.Module):
         """x [batch, length, width] -> the next layer's x, and attention's KL term."""
         out, kl = attend(self.heads(self.normed(x), before, position))
         x = x + F.linear(out.to(x.dtype).reshape(*x.shape[:2], -1), self.w_o)
-        return x + F.linear(F.relu(F.linear(norm(x, self.mlp_norm), self.w_up)).square(), self.w_down), kl
+        return x + F.linear(squared_relu(F.linear(norm(x, self.mlp_norm), self.w_up)), self.w_down), kl
 
 
 class ByteModel(nn.Module):

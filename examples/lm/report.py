@@ -192,6 +192,7 @@ def save(results: Results, settings: Settings, config: Config, out: Path) -> Pat
 
 def save_model(model: ByteModel, path: Path) -> Path:
     weights: dict[str, Tensor] = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
-    metadata = {name: str(value) for name, value in dataclasses.asdict(model.config).items()}
+    # One entry: several would be written in an order of chance.
+    metadata = {"config": json.dumps(dataclasses.asdict(model.config))}
     write_whole(path, safetensors.torch.save(weights, metadata))
     return path

@@ -80,7 +80,10 @@ class Run:
         progress = self.progress
         if progress is None:
             progress = self.progress = self._measured()
-        print(f"about {clock(progress.left)} minutes to go; lines average over the steps since the last one")
+        interrupt.deferred = True
+        print(
+            f"about {clock(progress.left)} minutes to go; lines average over the steps since the last one", flush=True
+        )
 
         def after_step(reported: bool) -> None:
             if reported or interrupt.requested:
@@ -88,7 +91,6 @@ class Run:
             if interrupt.requested:
                 raise Stopped
 
-        interrupt.deferred = True
         while True:
             stage = self.stages[self.stage]
             self.trainers[stage.model].run(self.corpus.train, stage, self.position, progress, after_step)
