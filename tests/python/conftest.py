@@ -8,3 +8,4 @@ HAVE_TORCH = importlib.util.find_spec("torch") is not None and not os.environ.ge
 NEEDS_TORCH = "autograd bench_cpu compat compile cuda docs errors operators threads torch"
 
 collect_ignore = [] if HAVE_TORCH else [f"test_{name}.py" for name in NEEDS_TORCH.split()]
+collect_ignore_glob = [] if HAVE_TORCH else ["test_train_lm_*.py"]
