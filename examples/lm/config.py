@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-STEP_TOKENS = 4096
+STEP_TOKENS = 2048
 SPARSE_MODEL, CONTROL = "sparse", "dense control"  # the two models: one state at the end of the warm-up
 
 

@@ -15,7 +15,8 @@ class _Norm(torch.autograd.Function):
         inverse = squares.div_(x.shape[-1]).add_(EPSILON).rsqrt_()
         unit = x * inverse
         ctx.save_for_backward(unit, inverse, gain)
-        return unit * gain
+        out: Tensor = unit * gain
+        return out
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +43,8 @@ class _SquaredRelu(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> Tensor:
         (positive,) = ctx.saved_tensors
-        return (d_out * positive).mul_(2)
+        out: Tensor = (d_out * positive).mul_(2)
+        return out
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import openmsa
 import pytest
@@ -134,7 +135,7 @@ def test_pages_filled_in_any_pieces_equal_one_pass(model: ByteModel) -> None:
 
 
 def test_recalled_counts_the_first_right_bytes() -> None:
-    result = Continuation(10, b"", b"abcdX", b"abcdefg", 100, 0.0, True, 1e-3)
+    result = Continuation(10, b"", b"abcdX", b"abcdefg", 100, 0.0, True, "float32")
     assert result.recalled == 4
     assert dataclasses.replace(result, generated=b"abcdefgh").recalled == 7
     assert dataclasses.replace(result, generated=b"Xbc").recalled == 0
@@ -197,7 +198,7 @@ GOOD = report.Results(
     },
     trained=[IndexQuality(Masses(0.8, 0.3, 0.9), 0.1, 0.6), IndexQuality(Masses(0.85, 0.3, 0.9), 0.1, 0.6)],
     untrained=[],
-    continuation=Continuation(10, b"", b"a", b"a", 100, 1e-5, True, 1e-3),
+    continuation=Continuation(10, b"", b"a", b"a", 100, 1e-5, True, "float32"),
     rows=[],
     speeds={},
     evaluation_seconds=1.0,
@@ -241,6 +242,22 @@ def test_a_missed_index_is_named(index: IndexQuality, said: list[str]) -> None:
     assert all(part in line for part, line in zip(said, missed, strict=True))
     easier = dataclasses.replace(index, masses=Masses(0.61, 0.3, 0.9), kl=0.17)
     assert report.failures(dataclasses.replace(GOOD, trained=[GOOD.trained[0], easier]), report.SHORT_BARS) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "equal"),
+    [
+        ({}, True),
+        ({"max_difference": 0.01}, False),
+        ({"same_bytes": False}, False),
+        ({"same_bytes": False, "max_difference": 0.1, "head_type": "bfloat16"}, True),
+        ({"max_difference": float("nan")}, False),
+    ],
+)
+def test_paged_generation_that_differs_is_named(changes: dict[str, Any], equal: bool) -> None:
+    continuation = dataclasses.replace(GOOD.continuation, **changes)
+    missed = report.failures(dataclasses.replace(GOOD, continuation=continuation), report.Bars())
+    assert len(missed) == (not equal)
 
 
 def test_bars_fit_the_scale() -> None:
