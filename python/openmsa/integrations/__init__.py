@@ -1,0 +1,1 @@
+"""openmsa inside other libraries' models. Each module imports its library when it is asked to register, not before."""
