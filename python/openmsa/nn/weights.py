@@ -28,7 +28,7 @@ def load(layer: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> None:
     missing = [name for name in parameters if name not in keys]
     if missing:
         raise InvalidArgumentError(
-            f"load_m3_layer: state_dict: missing {', '.join(repr(_expected(prefix, name)) for name in missing)}"
+            f"load_m3_layer: state_dict: missing {', '.join(_expected(prefix, name) for name in missing)}"
         )
     for name, parameter in parameters.items():
         _check(keys[name], state_dict[keys[name]], name, parameter)
@@ -44,8 +44,8 @@ def _canonical(name: str) -> str:
 
 def _expected(prefix: str, name: str) -> str:
     if name.startswith("index_"):
-        return f"{prefix}{name}' or '{prefix}indexer.{name.removeprefix('index_')}"
-    return prefix + name
+        return f"{prefix + name!r} or {prefix + 'indexer.' + name.removeprefix('index_')!r}"
+    return repr(prefix + name)
 
 
 def _attention_prefix(state_dict: Mapping[str, Any], prefix: str, parameters: Mapping[str, Any]) -> str:
