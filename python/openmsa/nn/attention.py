@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .._arguments import integers, number
 from ..attention import msa_attention, sparse_attention
-from ..errors import InvalidArgumentError
+from ..errors import InvalidArgumentError, UnsupportedError
 from . import weights
 from .cache import PagedCache
 from .parts import AddLoss, HeadNorm, rotary_angles, rotate
@@ -263,6 +263,9 @@ class SparseAttention(nn.Module):
             places = cache.step_positions(hidden)
         if rotary is None:
             rotary = self.rotary(places if positions is None else positions_given(positions, hidden))
+        else:
+            refuse("positions", positions, "None with rotary (which has them)")
+            self._check_rotary(rotary, tokens.shape[0])
         q = self._heads(self.q_proj(tokens), self.head_dim, self.q_norm, rotary)
         k = self._heads(self.k_proj(tokens), self.head_dim, self.k_norm, rotary)
         v = self.v_proj(tokens).unflatten(-1, (-1, self.head_dim))
@@ -284,7 +287,7 @@ class SparseAttention(nn.Module):
         self, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, rotary: tuple[Tensor, Tensor], return_kl: bool,
         arguments: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-        index_q, index_k = self._index(tokens, rotary)
+        index_q, index_k = self._index_q(tokens, rotary), self._index_k(tokens, rotary)
         trains = self.training and torch.is_grad_enabled()
         result = msa_attention(
             q, k, v, index_q, index_k, topk=self.topk, block_size=self.block_size, init_blocks=self.init_blocks,
@@ -300,20 +303,26 @@ class SparseAttention(nn.Module):
 
     def _attend_cache(
         self, cache: PagedCache, q: Tensor, k: Tensor, v: Tensor, tokens: Tensor, rotary: tuple[Tensor, Tensor],
-        indices: Tensor | None,
+        indices: Any,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         # Index keys are kept with external indices too, so that later calls may choose among all tokens.
-        index_q, index_k = self._index(tokens, rotary)
+        index_k = self._index_k(tokens, rotary)
+        index_q = self._index_q(tokens, rotary) if indices is None else None
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, index_k, index_q)):
+            raise UnsupportedError(
+                f"{_NAME}: cache: got a PagedCache while gradients are recorded, expected torch.no_grad() "
+                "(what is read from pages has no gradient)"
+            )
         cache.append(self, k, v, index_k)
-        if indices is not None:
+        if index_q is None:
             return cache.attend(self, q, indices), indices
         return cache.select_and_attend(self, q, index_q)
 
-    def _index(self, tokens: Tensor, rotary: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        tokens = tokens.detach()
-        index_q = self._heads(self.index_q_proj(tokens), self.index_head_dim, self.index_q_norm, rotary)
-        index_k = self._heads(self.index_k_proj(tokens), self.index_head_dim, self.index_k_norm, rotary)
-        return index_q, index_k
+    def _index_q(self, tokens: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        return self._heads(self.index_q_proj(tokens.detach()), self.index_head_dim, self.index_q_norm, rotary)
+
+    def _index_k(self, tokens: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+        return self._heads(self.index_k_proj(tokens.detach()), self.index_head_dim, self.index_k_norm, rotary)
 
     @staticmethod
     def _heads(projected: Tensor, dim: int, norm: nn.Module, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -338,6 +347,13 @@ class SparseAttention(nn.Module):
             )
         if indices is not None and self.warmup:
             raise InvalidArgumentError(f"{_NAME}: indices: got a tensor in warm-up, expected None (attention is dense)")
+
+    def _check_rotary(self, rotary: Any, tokens: int) -> None:
+        expected = (tokens, self.rotary_dim // 2)
+        parts = rotary if isinstance(rotary, tuple | list) else (rotary,)
+        got = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        if got != [expected, expected]:
+            raise _invalid("rotary", got, f"cosine and sine, both {list(expected)}: layer.rotary(positions)")
 
 
 def _invalid(name: str, got: Any, expected: str) -> InvalidArgumentError:

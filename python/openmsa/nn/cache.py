@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._arguments import integers
-from ..errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from ..errors import InvalidArgumentError, OutOfMemoryError
 from ..paged import paged_append, paged_msa_attention, paged_sparse_attention
 
 if TYPE_CHECKING:
@@ -164,17 +164,18 @@ class PagedCache:
                 f"{self.pages} are free, expected as many (release requests, or make a cache of more pages)"
             )
         for request, (begin, end) in enumerate(zip(held, wanted, strict=True)):
-            for number in range(begin, end):
-                self._table[request, number] = self._free.pop()
+            if end > begin:
+                new = [self._free.pop() for _ in range(begin, end)]
+                self._table[request, begin:end] = torch.tensor(new, dtype=torch.int32)
         self._lengths, self._counts = lengths, counts
         if missing:
-            self.block_table.copy_(self._table)
+            self.block_table.copy_(self._table, non_blocking=True)
         starts = [length - count for length, count in zip(lengths, counts, strict=True)]
         parts = [torch.arange(start, length) for start, length in zip(starts, lengths, strict=True) if length > start]
         positions = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
         if positions.shape != self.positions.shape:
             self.positions = torch.empty_like(positions, device=self.device)
-        self.positions.copy_(positions)
+        self.positions.copy_(positions, non_blocking=True)
         self._write_lengths()
 
     def truncate(self, request: int, length: int) -> None:
@@ -229,8 +230,9 @@ class PagedCache:
         ends = [0]
         for count in self._counts:
             ends.append(ends[-1] + count)
-        self.seq_lens.copy_(torch.tensor(self._lengths, dtype=torch.int32))
-        self.cu_seqlens_q.copy_(torch.tensor(ends, dtype=torch.int32))
+        # Memory that is not pinned is staged before the call returns, so that it may change and nothing waits.
+        self.seq_lens.copy_(torch.tensor(self._lengths, dtype=torch.int32), non_blocking=True)
+        self.cu_seqlens_q.copy_(torch.tensor(ends, dtype=torch.int32), non_blocking=True)
 
     # ---- what a layer does with it -----------------------------------------------------------------------------------
 
@@ -259,11 +261,6 @@ class PagedCache:
 
     def append(self, layer: SparseAttention, k: Tensor, v: Tensor, index_k: Tensor) -> None:
         """Keeps the step's keys [T, Hkv, D], values and index keys [T, Hik, Di]."""
-        if torch.is_grad_enabled() and (k.requires_grad or v.requires_grad or index_k.requires_grad):
-            raise UnsupportedError(
-                "SparseAttention: cache: got a PagedCache while gradients are recorded, expected torch.no_grad() "
-                "(what is read from pages has no gradient)"
-            )
         pool, (k_scale, v_scale) = self.pool(layer), self._scales[self._number(layer)]
         paged_append(k, v, index_k, *pool, **self._requests(), k_scale=k_scale, v_scale=v_scale)
 

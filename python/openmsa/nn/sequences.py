@@ -33,8 +33,9 @@ def sequences_of(hidden: Tensor, cu_seqlens: Tensor | None, lengths: Tensor | No
 
 def positions_within(cu_seqlens: Tensor, tokens: Tensor) -> Tensor:
     """Each token's place in its sequence. Empty sequences are allowed."""
-    sequence = torch.searchsorted(cu_seqlens, tokens, right=True) - 1
-    return tokens - cu_seqlens[sequence.clamp(0, cu_seqlens.shape[0] - 1)]
+    offsets = cu_seqlens.to(tokens)
+    sequence = torch.searchsorted(offsets, tokens, right=True) - 1
+    return tokens - offsets[sequence.clamp(0, offsets.shape[0] - 1)]
 
 
 def _batched(hidden: Tensor, lengths: Tensor | None) -> Sequences:
