@@ -3,8 +3,9 @@
 
 The text is the source code of Python's standard library on this machine (or --text PATH); whole files are held out.
 Over it, random strings are planted that return out of the reach of a window of the same size, so that only a model
-that selects the right far blocks can continue them. Training goes dense on short contexts, then dense while the index
-branch learns (warm-up), then sparse; a dense control continues from the same warm-up state. Results land in runs/.
+that selects the right far blocks can continue them. Training goes dense while the index branch learns (warm-up), on
+short contexts and then on full ones, and then sparse; a dense control continues from the same warm-up state. Results
+land in runs/.
 
 Ctrl-C stops it with its state saved; the same --out, or --resume, goes on from there.
 Exit codes: 0 done, 1 --check missed or a file could not be written, 2 wrong arguments or text, 130 stopped.
@@ -12,6 +13,7 @@ Exit codes: 0 done, 1 --check missed or a file could not be written, 2 wrong arg
 
 import argparse
 import dataclasses
+import io
 import math
 import sys
 import time
@@ -217,4 +219,6 @@ def said(error: OSError) -> str:
 
 
 if __name__ == "__main__":
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # paths may hold any bytes
     sys.exit(main())

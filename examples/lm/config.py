@@ -10,7 +10,7 @@ SPARSE_MODEL, CONTROL = "sparse", "dense control"  # the two models: one state a
 class Attention(Enum):
     """How a layer attends. All but DENSE run openmsa."""
 
-    DENSE = "dense"  # torch's dense attention, index branch idle: the short first stage and the control
+    DENSE = "dense"  # torch's dense attention, index branch idle: the control
     WARMUP = "warm-up"  # dense, while the index branch learns over the whole prefix
     SPARSE = "sparse"  # the blocks that the index branch selects
     WINDOW = "window only"  # the nearest blocks
@@ -62,7 +62,7 @@ class Config:
     index_dim: int = 64
     rotary_dim: int = 8
 
-    rate: float = 3e-3
+    rate: float = 5e-3
     index_rate: float = 2e-2
 
     @property
@@ -92,7 +92,7 @@ class Stage:
 
 
 def schedule(config: Config, scale: float) -> list[Stage]:
-    """Dense on short contexts, dense with the index branch learning, sparse, and the sparse stage's dense control."""
+    """Dense while the index branch learns, on short contexts and then on full ones; sparse; and its dense control."""
 
     def steps(number: int) -> int:
         return max(1, round(number * scale))
@@ -102,7 +102,7 @@ def schedule(config: Config, scale: float) -> list[Stage]:
         name="warm-up",
         model=SPARSE_MODEL,
         attention=Attention.WARMUP,
-        steps=steps(250),
+        steps=steps(150),
         batch=max(1, STEP_TOKENS // full),
         context=full,
         planting=config.planting,
@@ -112,7 +112,6 @@ def schedule(config: Config, scale: float) -> list[Stage]:
     short = replace(
         warmup,
         name="short contexts",
-        attention=Attention.DENSE,
         batch=max(1, STEP_TOKENS // few),
         context=few,
         planting=Planting(share=0.5, gap=few // 4, string=24 if few == 256 else 16),
@@ -125,7 +124,7 @@ def schedule(config: Config, scale: float) -> list[Stage]:
         warmup, name="sparse", attention=Attention.SPARSE, steps=steps(200), rate=(0.7, 0.03), seed=config.seed + 3
     )
     return [
-        replace(short, steps=steps(250)),
+        replace(short, steps=steps(300)),
         warmup,
         sparse,
         replace(sparse, name="control", model=CONTROL, attention=Attention.DENSE),

@@ -1,6 +1,7 @@
 """Real text as bytes, with whole files held out, and windows of it with planted recall."""
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def _standard_library() -> tuple[list[Path], str]:
 
 def _text_files(text: Path) -> tuple[list[Path], str]:
     if text.is_dir():
+        os.listdir(text)  # says so where it cannot be read: rglob finds nothing then
         files = [path for path in text.rglob("*") if path.is_file()]  # neither devices nor pipes
         visible = [path for path in files if not any(part.startswith(".") for part in path.relative_to(text).parts)]
         return sorted(visible), f"the files in {text}"

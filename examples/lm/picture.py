@@ -72,16 +72,16 @@ def _training(results: Results, stages: Sequence[Stage], loss: Any, recall: Any,
         loss.plot(steps, [row.bits for row in rows], label=stage.name)
         recall.plot(steps, [row.recall for row in rows], label=stage.name)
         for layer in range(len(rows[0].kl)):
-            first = stage.attention is Attention.WARMUP
-            kl, captured = [row.kl[layer] for row in rows], [row.captured[layer] for row in rows]
-            index.plot(steps, kl, color=f"C{layer}", label=f"KL, layer {layer}" if first else None)
-            label = f"captured mass, layer {layer}" if first else None
-            index.plot(steps, captured, "--", color=f"C{layer}", label=label)
+            label = f"KL, layer {layer}" if stage.attention is Attention.SPARSE else None
+            index.plot(steps, [row.kl[layer] for row in rows], color=f"C{layer}", label=label)
+        for layer in range(len(rows[0].captured)):
+            label = f"captured mass, layer {layer}" if stage.attention is Attention.SPARSE else None
+            index.plot(steps, [row.captured[layer] for row in rows], "--", color=f"C{layer}", label=label)
         start = offset + stage.steps
     for axes, title in (
         (loss, "bits per byte in training"),
         (recall, "recall of planted repeats"),
-        (index, "index branch: warm-up, then sparse"),
+        (index, "index branch, in the three stages"),
     ):
         axes.set(title=title, xlabel="step", ylim=(0, None))
         axes.legend(fontsize="small")

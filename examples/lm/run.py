@@ -93,9 +93,9 @@ class Run:
 
         while True:
             stage = self.stages[self.stage]
-            self.trainers[stage.model].run(self.corpus.train, stage, self.position, progress, after_step)
-            if stage.attention is Attention.WARMUP and CONTROL not in self.trainers:
+            if stage.attention is Attention.SPARSE and CONTROL not in self.trainers:
                 self.trainers[CONTROL] = self.trainers[SPARSE_MODEL].twin()
+            self.trainers[stage.model].run(self.corpus.train, stage, self.position, progress, after_step)
             if self.stage + 1 == len(self.stages):
                 break
             self.stage += 1

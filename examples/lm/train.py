@@ -120,7 +120,8 @@ class Trainer:
                 group["lr"] = group["base"] * factor
             report = step % every == 0 or step == stage.steps
             trains_index = stage.attention.trains_index
-            probe: list[Tensor] | None = [] if report and trains_index else None
+            selects = trains_index and stage.context > self.config.topk * self.config.block
+            probe: list[Tensor] | None = [] if report and selects else None
             bits, recall = self.backward(self.draw(text, stage, position.generator), stage, probe)
             # Before the step changes the weights that made what the probe holds.
             masses = [self._masses(layer, x) for layer, x in enumerate(probe or [])]
