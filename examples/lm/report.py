@@ -47,7 +47,7 @@ class Bars:
 
 
 SHORT_BARS = Bars(mass=0.5, kl=0.3, kl_sum=0.25)
-SHORTEST = 0.35  # scale from which on a run has time to learn
+SHORTEST = 0.5  # scale from which on a run has time to learn
 
 
 def bars(scale: float) -> Bars | None:

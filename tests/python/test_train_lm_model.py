@@ -262,5 +262,5 @@ def test_paged_generation_that_differs_is_named(changes: dict[str, Any], equal: 
 
 def test_bars_fit_the_scale() -> None:
     assert report.bars(1.0) == report.bars(2.0) == report.Bars()
-    assert report.bars(0.4) == report.SHORT_BARS
-    assert report.bars(0.1) is None
+    assert report.bars(0.5) == report.SHORT_BARS
+    assert report.bars(0.4) is None

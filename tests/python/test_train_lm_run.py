@@ -23,7 +23,7 @@ from lm import checkpoint, picture
 from lm.interrupt import Interrupt
 from lm.progress import Progress
 
-STEPS = 3 + 3 + 2 + 2
+STEPS = 4 + 2 + 2 + 2
 
 
 @pytest.fixture(scope="module")

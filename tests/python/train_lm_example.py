@@ -20,7 +20,7 @@ from lm.config import Config  # noqa: E402
 from lm.model import ByteModel  # noqa: E402
 
 SMALL = Config(context=256, block=32, topk=2)
-ARGUMENTS = ["--context", "256", "--block", "32", "--topk", "2", "--scale", "0.012"]  # 3, 3, 2 and 2 steps
+ARGUMENTS = ["--context", "256", "--block", "32", "--topk", "2", "--scale", "0.012"]  # 4, 2, 2 and 2 steps
 
 
 def small_model(seed: int = 0) -> ByteModel:
