@@ -108,8 +108,9 @@ bool BackendInfo::takes(int32_t dtype) const {
 }
 
 std::vector<BackendInfo> backend_infos() {
+  const auto info = nlohmann::json::parse(openmsa::info());
   std::vector<BackendInfo> result;
-  for (const auto& described : nlohmann::json::parse(openmsa::info())["backends"]) {
+  for (const auto& described : info["backends"]) {
     BackendInfo& backend = result.emplace_back();
     backend.name = described["name"];
     backend.device = described["device"];

@@ -1,5 +1,6 @@
 // The openmsa command: arguments, help, and the one place where failures become a line and an exit code.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cmath>

@@ -40,11 +40,10 @@ void Progress::clear() {
 }
 
 void Progress::run() {
-  constexpr auto kSilence = std::chrono::seconds(2);
   const auto period = terminal_ ? std::chrono::milliseconds(500) : std::chrono::seconds(15);
   const auto start = Clock::now();
   std::unique_lock lock(mutex_);
-  auto next = start + kSilence;
+  auto next = start + (terminal_ ? std::chrono::seconds(2) : std::chrono::seconds(15));
   while (!changed_.wait_until(lock, next, [this] { return ended_; })) {
     next += period;
     if (text_.empty()) continue;

@@ -1,5 +1,5 @@
 // What a person sees of work that takes more than a few seconds: a line on stderr that says what is being done and for
-// how long, rewritten every half second on a terminal, else written every 15 s. Nothing before 2 s have passed.
+// how long. On a terminal it comes after 2 s and is rewritten every half second, elsewhere every 15 s has one.
 #pragma once
 
 #include <condition_variable>

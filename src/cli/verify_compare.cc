@@ -67,7 +67,7 @@ double limit_of(const VerifyInputs& in, const std::string& result) {
 }
 
 // Gradients of the index branch are sums of pi - p. Where both are near 1, float32 log-sum-exps leave 1e-7 of them: a
-// thousandth of what one term may weigh is the floor. Of the others: a query with one key has a d_q that cancels to 0.
+// thousandth of what one term may weigh is the floor.
 double floor_of(const VerifyInputs& in, const std::string& result) {
   const double scale = 1 / std::sqrt(static_cast<double>(in.shape.dim));
   if (result == "d_index_q" || result == "d_index_k") {
