@@ -19,6 +19,8 @@ from .select import select_blocks
 from .workspace import set_workspace_limit, workspace_size
 
 if TYPE_CHECKING:
+    from . import compat as compat
+    from . import integrations as integrations
     from . import nn as nn
 
 __version__ = version()
@@ -50,6 +52,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Parts that need PyTorch are imported by whoever uses them."""
-    if name in ("nn",):
+    if name in ("compat", "integrations", "nn"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

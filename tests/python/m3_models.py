@@ -57,3 +57,12 @@ def gradients(model: Any) -> dict[str, Tensor | None]:
 
 def sparse_layers(model: Any) -> list[Any]:
     return [layer.self_attn for layer in model.model.layers if layer.self_attn.indexer is not None]
+
+
+def padded(side: str, lengths: tuple[int, ...] = (300, 230, 97)) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask of rows of these lengths, padded on one side."""
+    ids = tokens(len(lengths), max(lengths))
+    place = torch.arange(max(lengths))
+    ends = torch.tensor(lengths)[:, None]
+    mask = place < ends if side == "right" else place >= max(lengths) - ends
+    return ids * mask, mask.long()

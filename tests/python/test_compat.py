@@ -217,3 +217,18 @@ def test_documents_end_with_their_row() -> None:
         flash_msa_func(
             *inputs, 128, 0.25, torch.zeros(2, 200, dtype=torch.int32), cu_seqlens=torch.tensor([0, 200, 400])
         )
+
+
+@pytest.mark.parametrize("form", FUNCTIONS)
+def test_compiles_in_one_graph(form: str) -> None:
+    inputs = make_inputs(2, 4, 1, 2, 1, length=200)
+    out, kl = FUNCTIONS[form](*inputs, 128, 0.25)
+    expected = torch.autograd.grad(out.sum() + kl, inputs)
+    compiled = torch.compile(FUNCTIONS[form], fullgraph=True, backend="aot_eager")
+    compiled_out, compiled_kl = compiled(*inputs, 128, 0.25)
+    assert torch.equal(compiled_out, out)
+    assert torch.equal(compiled_kl, kl)
+    for gradient, reference in zip(
+        torch.autograd.grad(compiled_out.sum() + compiled_kl, inputs), expected, strict=True
+    ):  # fmt: skip
+        assert relative_error(gradient, reference) < 1e-6

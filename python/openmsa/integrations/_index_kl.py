@@ -55,63 +55,65 @@ class IndexKl:
     def _add(self, layer: int, kl: Tensor, buffered: bool) -> None:
         self._pending.append(kl)
         if not buffered:
-            self._layers[layer] = kl.detach()
+            self._layers[layer] = kl.detach().clone()  # a later backward pass may write into it
 
 
 class Recording(NamedTuple):
     """What one pass of one layer computes for the KL."""
 
-    collector: IndexKl
+    collector: IndexKl | None
+    """None when backward repeats the pass: the first one gave its KL already."""
     layer: int
     kl: str
     """As in msa_attention."""
+    kl_out: Tensor | None
     warmup: bool
     aside: bool
     """The KL's graph is built although gradients are off: the first pass of a reentrant checkpoint, whose second pass
     cannot reach what left the layer by another way than its results."""
-    add: bool
-    """False when backward repeats the pass: the first one gave its KL already."""
 
     @property
     def graph(self) -> bool:
         """Whether the index branch needs a graph in this pass."""
         return self.kl != "off" and (self.aside or torch.is_grad_enabled())
 
-    def buffer(self, device: torch.device) -> Tensor | None:
-        return self.collector._buffer(self.layer, device) if self.kl == "backward" else None
+    @property
+    def repeated(self) -> Recording:
+        """What backward computes when it repeats this pass."""
+        if self.aside:
+            return self._replace(collector=None, aside=False, kl="off", kl_out=None)
+        return self._replace(collector=None)
 
     def give(self, kl: Tensor) -> None:
-        if self.add:
-            self.collector._add(self.layer, kl, self.kl == "backward")
+        if self.collector is not None:
+            self.collector._add(self.layer, kl, self.kl_out is not None)
 
 
 _collectors: weakref.WeakKeyDictionary[nn.Module, IndexKl] = weakref.WeakKeyDictionary()
 _last: weakref.WeakKeyDictionary[nn.Module, Recording | None] = weakref.WeakKeyDictionary()
-"""What the last forward pass of an indexer recorded. A checkpoint repeats it in the backward pass, perhaps after
-collect_kl has ended, and must compute the same."""
+"""What a repetition of an indexer's last forward pass computes. A checkpoint repeats it in the backward pass, perhaps
+after collect_kl has ended, and must find the same."""
 
 
-def recording(indexer: nn.Module, layer: int) -> Recording | None:
+def recording(indexer: nn.Module, layer: int, device: torch.device) -> Recording | None:
     """What this pass of `indexer` is to record; None for nothing."""
     if torch.compiler.is_compiling():
         return None
-    if torch._C._current_graph_task_id() != -1:  # backward is running: this repeats a pass
-        last = _last.get(indexer)
-        if last is None:
-            return None
-        return last._replace(add=False, aside=False, kl="off" if last.aside else last.kl)
+    if torch._C._current_graph_task_id() != -1:  # backward is running
+        return _last.get(indexer)
     collector = _collectors.get(indexer)
-    now = None if collector is None else _new_recording(collector, indexer, layer)
-    _last[indexer] = now
+    now = None if collector is None else _new_recording(collector, indexer, layer, device)
+    _last[indexer] = None if now is None else now.repeated
     return now
 
 
-def _new_recording(collector: IndexKl, indexer: nn.Module, layer: int) -> Recording:
+def _new_recording(collector: IndexKl, indexer: nn.Module, layer: int, device: torch.device) -> Recording:
     trained = any(parameter.requires_grad for parameter in indexer.parameters())
     aside = trained and indexer.training and not torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    # Without a backward pass nothing would ever be written.
+    # Without a backward pass nothing would ever write the value.
     kl = collector._kl if trained and (aside or torch.is_grad_enabled()) else "forward"
-    return Recording(collector, layer, kl, collector._warmup, aside, add=True)
+    kl_out = collector._buffer(layer, device) if kl == "backward" else None
+    return Recording(collector, layer, kl, kl_out, collector._warmup, aside)
 
 
 @contextlib.contextmanager

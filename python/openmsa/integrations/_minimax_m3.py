@@ -85,7 +85,7 @@ def indexer_forward(
     """MiniMaxM3VLIndexer.forward: the model's own unless its attention is openmsa's, else :class:`IndexBranch`."""
     if self.config._attn_implementation != NAME:
         return transformers_indexer(self, hidden_states, position_embeddings, past_key_values, position_ids)
-    now = recording(self, self.layer_idx)
+    now = recording(self, self.layer_idx, hidden_states.device)
     # Only the KL trains the index branch, and it trains nothing else: hidden states are detached.
     with torch.set_grad_enabled(now is not None and now.graph):
         index_q, index_k = _project(self, hidden_states.detach(), position_embeddings)
@@ -140,7 +140,7 @@ def attention_forward(
         dropout: of a dense layer; 0 in a sparse one.
         scaling: factor of the scores; ``1 / sqrt(D)`` by default.
         block_indices: what openmsa's indexer returned, or block numbers [B, Hi, Sq, topk] in any order, -1 for none;
-            None in dense layers.
+            counted from a row's first real token; None in dense layers.
 
     Returns:
         [B, Sq, Hq, Dv], and None in place of attention weights.
@@ -153,6 +153,8 @@ def attention_forward(
         return sdpa_attention_forward(module, query, key, value, dense, dropout=dropout, scaling=scaling, **kwargs)  # type: ignore[no-any-return]
     if dropout:
         raise UnsupportedError(f"{OPERATION}: attention_dropout: got {dropout} in a sparse layer, expected 0")
+    if kwargs.get("is_causal") is False:
+        raise UnsupportedError(f"{OPERATION}: is_causal: got False in a sparse layer, expected True")
     rows = _rows(attention_mask, n_k)
     if rows is not None:
         rows.check_positions(OPERATION, kwargs.get("position_ids"), n_q)
@@ -163,6 +165,7 @@ def attention_forward(
         branch = block_indices._replace(index_q=cast(block_indices.index_q), index_k=cast(block_indices.index_k))
         out = _attend(branch, q, k, v, layout, scaling)
     else:
+        _check_block_indices(block_indices, batch, n_q)
         indices = block_indices.transpose(0, 1).flatten(1, 2)
         if layout.queries is not None:
             indices = indices.index_select(1, layout.queries)
@@ -180,7 +183,7 @@ def _attend(branch: IndexBranch, q: Tensor, k: Tensor, v: Tensor, layout: Layout
     with torch.enable_grad() if now.aside else contextlib.nullcontext():
         result = msa_attention(
             q, k, v, layout.pack_queries(branch.index_q), layout.pack_keys(branch.index_k), **branch.selection,
-            scale=scaling, **layout.offsets, kl=now.kl, kl_out=now.buffer(q.device), warmup=now.warmup,
+            scale=scaling, **layout.offsets, kl=now.kl, kl_out=now.kl_out, warmup=now.warmup,
         )  # fmt: skip
     if result.kl is not None:
         now.give(result.kl)
@@ -256,6 +259,12 @@ def _refuse(module: Any, attention_mask: Any, kwargs: dict[str, Any]) -> None:
         raise UnsupportedError(
             f"{OPERATION}: attention_mask: got {list(attention_mask.shape)}, expected [B, Sk] with 0 for padding"
         )
+
+
+def _check_block_indices(block_indices: Any, batch: int, n_q: int) -> None:
+    shape = list(block_indices.shape) if isinstance(block_indices, Tensor) else type(block_indices).__name__
+    if not isinstance(shape, list) or len(shape) != 4 or (shape[0], shape[2]) != (batch, n_q):
+        raise InvalidArgumentError(f"{OPERATION}: block_indices: got {shape}, expected [{batch}, Hi, {n_q}, topk]")
 
 
 def _check_model(config: Any) -> None:

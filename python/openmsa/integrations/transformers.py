@@ -73,7 +73,7 @@ def collect_kl(model: Any, *, kl: str = "forward", warmup: bool = False) -> Abst
 
     Without it the index branch is not trained, and costs no graph. Right under gradient accumulation and activation
     checkpointing. ``use_reentrant=True`` keeps the attention inputs of every sparse layer until the backward pass;
-    ``use_reentrant=False``, the default of transformers, does not.
+    ``use_reentrant=False``, the default of transformers, does not. A model under ``torch.compile`` collects nothing.
 
     Args:
         model: a ``minimax_m3_vl`` model, wrapped or not, that was made with ``attn_implementation="openmsa"``.
