@@ -198,6 +198,10 @@ std::string describe(const BenchOptions& options, const BackendInfo& backend) {
       "sparse tokens/s");
 }
 
+void check_divides(const char* divisor, int64_t small, const char* multiple, int64_t large) {
+  if (large % small != 0) fail_input("{}: got {}, expected a divisor of {} {}", divisor, small, multiple, large);
+}
+
 void check_memory(const BenchOptions& options, Device& device, int32_t dtype) {
   const int64_t longest = *std::max_element(options.tokens.begin(), options.tokens.end());
   const int64_t bytes = Shapes(options, longest).bytes(dtype);
@@ -212,6 +216,8 @@ void check_memory(const BenchOptions& options, Device& device, int32_t dtype) {
 int run_bench(const BenchOptions& options) {
   const BackendInfo backend = choose_backend(options.backend, {"select_blocks", "sparse_attention", "msa_attention"});
   const int32_t dtype = dtype_of_short_name(options.dtype);
+  check_divides("--index-heads", options.index_heads, "--heads", options.heads);
+  check_divides("--kv-heads", options.kv_heads, "--index-heads", options.index_heads);
   Device& device = device_of(backend);
   use_backend(backend);
   check_memory(options, device, dtype);
