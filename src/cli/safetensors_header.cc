@@ -51,6 +51,8 @@ const Type* find_type(std::string_view name) {
   return found == kTypes.end() ? nullptr : &*found;
 }
 
+std::string no_json(size_t position) { return fmt::format("the header is no JSON in UTF-8 (byte {} of it)", position); }
+
 // Builds the list from the events of the parser. A function that returns false ends the parse, with the reason in
 // fault().
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
@@ -142,7 +144,7 @@ class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
   }
 
   bool parse_error(size_t position, const std::string& /*token*/, const nlohmann::detail::exception& /*e*/) override {
-    fault_ = fmt::format("the header is no JSON in UTF-8 (byte {} of it)", position);
+    fault_ = no_json(position);
     return false;
   }
 
@@ -254,6 +256,8 @@ void check_ranges(const std::vector<StoredTensor>& tensors, int64_t data_bytes) 
 }  // namespace
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, int64_t data_bytes) {
+  // The parser takes a zero byte for the end of its input, and would not look at what follows.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) throw InputError(no_json(zero + 1));
   HeaderReader reader;
   if (!nlohmann::json::sax_parse(text.begin(), text.end(), &reader)) throw InputError(reader.fault());
   SafetensorsHeader header = reader.take();
