@@ -35,7 +35,7 @@ class PagedCache:
 
     A step first says how many new tokens each request brings (:meth:`extend`), then runs every layer once with
     ``cache=``, on the new tokens of all requests one after the other. A step may be a chunk of a prompt, one token, or
-    several drafted ones, mixed as wanted; ::
+    several drafted ones, mixed as wanted::
 
         cache = PagedCache(model, requests=2, pages=512)
         cache.extend([len(first), len(second)])
