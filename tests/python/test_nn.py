@@ -264,6 +264,19 @@ def test_a_layer_made_on_the_meta_device() -> None:
         assert torch.equal(gradient, layer.get_parameter(name).grad), name
 
 
+def test_weights_assigned_to_a_layer_of_the_meta_device() -> None:
+    """Such a layer is never moved, so nothing has moved its KL."""
+    layer = make_layer(kl_weight=0.5)
+    with torch.device("meta"):
+        assigned = make_layer(kl_weight=0.5)
+    assigned.load_state_dict(layer.state_dict(), assign=True)
+    hidden = hidden_states(100, 48)
+    for model in (layer, assigned):
+        model(hidden).sum().backward()
+    assert assigned.kl.item() == layer.kl.item()
+    assert torch.equal(assigned.index_q_proj.weight.grad, layer.index_q_proj.weight.grad)
+
+
 def test_deepcopy_is_independent() -> None:
     layer = make_layer(kl_weight=0.5)
     other = copy.deepcopy(layer)
@@ -301,6 +314,9 @@ def test_deepcopy_is_independent() -> None:
         ("index_scale", {"index_scale": float("nan")}),
         ("kl_weight", {"kl_weight": -1.0}),
         ("kl_weight", {"kl_weight": None}),
+        ("kl_weight", {"kl_weight": 1e300}),
+        ("dtype", {"dtype": torch.int8}),
+        ("dtype", {"dtype": "float32"}),
         ("rope_theta", {"rope_theta": float("inf")}),
         ("norm_eps", {"norm_eps": -1e-6}),
     ],
@@ -342,6 +358,9 @@ def test_wrong_settings_are_named(name: str, settings: dict[str, Any]) -> None:
         ("rotary", {"rotary": (torch.zeros(1, 4), torch.zeros(1, 4))}),
         ("rotary", {"rotary": (torch.zeros(10, 8), torch.zeros(10, 8))}),
         ("rotary", {"rotary": (torch.zeros(10, 4), None)}),
+        ("rotary", {"rotary": (torch.zeros(10, 4), torch.zeros(10, 4, device="meta"))}),
+        ("positions", {"positions": torch.arange(10, device="meta")}),
+        ("cu_seqlens", {"cu_seqlens": torch.zeros(2, dtype=torch.int32, device="meta")}),
         ("return_kl", {"indices": torch.zeros(4, 10, 1, dtype=torch.int32), "return_kl": True}),
         ("cache", {"cache": {}}),
     ],
@@ -349,6 +368,12 @@ def test_wrong_settings_are_named(name: str, settings: dict[str, Any]) -> None:
 def test_wrong_arguments_are_named(name: str, arguments: dict[str, Any]) -> None:
     with pytest.raises(openmsa.InvalidArgumentError, match=f": {name}: got .*, expected "):
         make_layer()(**{"hidden": torch.zeros(10, 48), **arguments})
+
+
+@pytest.mark.parametrize("positions", [[0, 1], torch.zeros(2, 3, dtype=torch.int64), torch.zeros(3), torch.tensor(0)])
+def test_wrong_positions_of_rotary_are_named(positions: Any) -> None:
+    with pytest.raises(openmsa.InvalidArgumentError, match=r": positions: got .*, expected .* \[T\]"):
+        make_layer().rotary(positions)
 
 
 def test_a_float64_layer_is_refused() -> None:

@@ -217,6 +217,22 @@ def test_a_step_without_tokens() -> None:
     assert layer(torch.zeros(0, 48), cache=empty).shape == (0, 48)
 
 
+def test_inference_mode_may_come_and_go() -> None:
+    """A cache made and filled in inference mode is gone on with outside of it, and the other way round."""
+    layer, text = make_layer().eval(), texts()[0][:90]
+    outs = []
+    with torch.inference_mode():
+        cache = PagedCache(layer, requests=1, pages=3)
+    for mode, (begin, end) in zip((True, False, True, False), ((0, 70), (70, 73), (73, 80), (80, 90)), strict=True):
+        with torch.inference_mode(mode), torch.no_grad():
+            cache.extend([end - begin])
+            outs.append(layer(text[begin:end], cache=cache).clone())
+            if end == 80:
+                cache.extend([3])
+                cache.truncate(0, 80)
+    assert relative_error(torch.cat(outs), layer(text).detach()) < 5e-6
+
+
 @torch.no_grad()
 def test_compiled_step() -> None:
     torch._dynamo.reset()
@@ -287,6 +303,11 @@ def test_wrong_truncations_are_named(name: str, arguments: tuple[Any, Any]) -> N
         ("layers", {"layers": nn.Linear(1, 1)}),
         ("layers", {"layers": None}),
         ("layers", {"layers": "block"}),
+        ("layers", {"layers": [make_layer()] * 2}),
+        ("dtype", {"dtype": torch.int8}),
+        ("dtype", {"dtype": "float32"}),
+        ("dtype", {"dtype": torch.float8_e5m2}),
+        ("index_dtype", {"index_dtype": torch.float64}),
         ("requests", {"requests": -1}),
         ("requests", {"requests": 1.0}),
         ("pages", {"pages": -1}),
@@ -332,6 +353,10 @@ def test_wrong_cached_calls_are_named() -> None:
             layer(hidden, cache=cache, **{name: value})
     with pytest.raises(openmsa.InvalidArgumentError, match="indices: got"):
         layer(hidden, cache=cache, indices=torch.zeros(3, 5, 1, dtype=torch.int32))
+    elsewhere = PagedCache(layer, requests=2, pages=4, device="meta")
+    elsewhere.extend([3, 2])
+    with pytest.raises(openmsa.InvalidArgumentError, match="cache: got a PagedCache on meta, expected one on cpu"):
+        layer(hidden, cache=elsewhere)
     other = PagedCache(layer, requests=1, pages=1, dtype=torch.bfloat16)
     other.extend([5])
     with pytest.raises(openmsa.Error, match="k_cache: got"):

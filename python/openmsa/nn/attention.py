@@ -15,7 +15,7 @@ from ..errors import InvalidArgumentError, UnsupportedError
 from . import weights
 from .cache import PagedCache
 from .parts import AddLoss, HeadNorm, rotary_angles, rotate
-from .sequences import positions_given, refuse, sequences_of
+from .sequences import check_integers, positions_given, refuse, sequences_of
 
 _NAME = "SparseAttention"
 _BLOCK_SIZES = (128, 64, 32)
@@ -114,6 +114,8 @@ class SparseAttention(nn.Module):
         self.warmup = bool(warmup)
         self.deterministic = bool(deterministic)
 
+        if dtype is not None and dtype not in _FLOATS:
+            raise _invalid("dtype", dtype, "bfloat16, float16, float32 or None")
         options: Any = {"device": device, "dtype": dtype}
 
         def projection(inputs: int, outputs: int) -> nn.Linear:
@@ -175,8 +177,8 @@ class SparseAttention(nn.Module):
     @kl_weight.setter
     def kl_weight(self, value: float) -> None:
         weight = number(_NAME, "kl_weight", value)
-        if weight is None or not math.isfinite(weight) or weight < 0:
-            raise _invalid("kl_weight", value, "a finite number from 0 up")
+        if weight is None or not 0 <= weight <= torch.finfo(torch.float32).max:
+            raise _invalid("kl_weight", value, "a number from 0 up, finite in float32")
         self._kl_factor = weight
         self._kl_weight.fill_(weight)
 
@@ -211,6 +213,7 @@ class SparseAttention(nn.Module):
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine for positions [T], both [T, rotary_dim / 2] float32: ``rotary`` of several layers' calls."""
+        check_integers("positions", positions, "[T]", lambda shape: len(shape) == 1)
         return rotary_angles(positions, self.rotary_dim, self.rope_theta)
 
     def forward(
@@ -265,7 +268,7 @@ class SparseAttention(nn.Module):
             rotary = self.rotary(places if positions is None else positions_given(positions, hidden))
         else:
             refuse("positions", positions, "None with rotary (which has them)")
-            self._check_rotary(rotary, tokens.shape[0])
+            self._check_rotary(rotary, tokens)
         q = self._heads(self.q_proj(tokens), self.head_dim, self.q_norm, rotary)
         k = self._heads(self.k_proj(tokens), self.head_dim, self.k_norm, rotary)
         v = self.v_proj(tokens).unflatten(-1, (-1, self.head_dim))
@@ -289,6 +292,10 @@ class SparseAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:  # fmt: skip
         index_q, index_k = self._index_q(tokens, rotary), self._index_k(tokens, rotary)
         trains = self.training and torch.is_grad_enabled()
+        if trains and self._kl.device != tokens.device:
+            # A layer made on the meta device whose weights were assigned, or are brought when they are needed.
+            self._kl = torch.full((), math.nan, device=tokens.device)
+            self._kl_weight = torch.full((), self._kl_factor, device=tokens.device)
         result = msa_attention(
             q, k, v, index_q, index_k, topk=self.topk, block_size=self.block_size, init_blocks=self.init_blocks,
             local_blocks=self.local_blocks, scale=self.scale, index_scale=self.index_scale,
@@ -348,12 +355,15 @@ class SparseAttention(nn.Module):
         if indices is not None and self.warmup:
             raise InvalidArgumentError(f"{_NAME}: indices: got a tensor in warm-up, expected None (attention is dense)")
 
-    def _check_rotary(self, rotary: Any, tokens: int) -> None:
-        expected = (tokens, self.rotary_dim // 2)
+    def _check_rotary(self, rotary: Any, tokens: Tensor) -> None:
+        expected = (tokens.shape[0], self.rotary_dim // 2)
         parts = rotary if isinstance(rotary, tuple | list) else (rotary,)
         got = [tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
         if got != [expected, expected]:
             raise _invalid("rotary", got, f"cosine and sine, both {list(expected)}: layer.rotary(positions)")
+        for part in parts:
+            if part.device != tokens.device:
+                raise _invalid("rotary", f"a tensor on {part.device}", f"one on {tokens.device}, as hidden")
 
 
 def _invalid(name: str, got: Any, expected: str) -> InvalidArgumentError:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _NAME = "PagedCache"
 _FLOAT8 = torch.float8_e4m3fn
+_STORED = (torch.bfloat16, torch.float16, torch.float32, _FLOAT8)
 
 
 class Pool(NamedTuple):
@@ -69,6 +70,7 @@ class PagedCache:
         InvalidArgumentError: an argument is wrong; the message names it.
     """
 
+    @torch.inference_mode(False)  # tensors made in inference mode could be written in no other
     def __init__(
         self,
         layers: nn.Module | Iterable[SparseAttention],
@@ -96,6 +98,11 @@ class PagedCache:
         self.device = weight.device if device is None else torch.device(device)
         dtype = weight.dtype if dtype is None else dtype
         index_dtype = weight.dtype if index_dtype is None else index_dtype
+        for name, value in (("dtype", dtype), ("index_dtype", index_dtype)):
+            if value not in _STORED:
+                raise InvalidArgumentError(
+                    f"{_NAME}: {name}: got {value}, expected one of {', '.join(map(str, _STORED))}"
+                )
         self._scales = list(zip(self._per_layer("k_scale", k_scale, dtype), self._per_layer("v_scale", v_scale, dtype),
                                 strict=True))  # fmt: skip
         self._pools = [self._new_pool(layer, dtype, index_dtype) for layer in self._layers]
@@ -143,6 +150,7 @@ class PagedCache:
         """Pages that no request has."""
         return len(self._free)
 
+    @torch.inference_mode(False)
     def extend(self, counts: Sequence[int]) -> None:
         """Begin a step: give each request room for its new tokens.
 
@@ -178,6 +186,7 @@ class PagedCache:
         self.positions.copy_(positions, non_blocking=True)
         self._write_lengths()
 
+    @torch.inference_mode(False)
     def truncate(self, request: int, length: int) -> None:
         """Forget a request's tokens from ``length`` on, and give their pages back: rejected drafts, for example.
 
@@ -257,6 +266,11 @@ class PagedCache:
                 f"SparseAttention: hidden: got {list(hidden.shape)}, expected the {sum(self._counts)} tokens that the "
                 f"cache was extended by, packed, or one row of as many for each of its {self.requests} requests"
             )
+        if self.positions.device != hidden.device:
+            raise InvalidArgumentError(
+                f"SparseAttention: cache: got a PagedCache on {self.positions.device}, expected one on "
+                f"{hidden.device}, as hidden"
+            )
         return self.positions
 
     def append(self, layer: SparseAttention, k: Tensor, v: Tensor, index_k: Tensor) -> None:
@@ -305,6 +319,10 @@ def _layers_of(layers: Any) -> list[SparseAttention]:
         raise InvalidArgumentError(
             f"{_NAME}: layers: got {len(found)} SparseAttention layers among {len(candidates)}, expected at least one, "
             "and nothing else in a list"
+        )
+    if len({id(layer) for layer in found}) != len(found):
+        raise InvalidArgumentError(
+            f"{_NAME}: layers: got a layer twice, expected each once (every use of a layer needs pages of its own)"
         )
     for layer in found:
         if layer.block_size != found[0].block_size:

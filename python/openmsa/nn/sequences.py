@@ -28,6 +28,7 @@ def sequences_of(hidden: Tensor, cu_seqlens: Tensor | None, lengths: Tensor | No
     if cu_seqlens is None:
         return Sequences(tokens, {})
     check_integers("cu_seqlens", cu_seqlens, "[B+1]", lambda shape: len(shape) == 1 and shape[0] > 0, torch.int32)
+    _check_device("cu_seqlens", cu_seqlens, hidden)
     return Sequences(positions_within(cu_seqlens, tokens), {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens})
 
 
@@ -63,6 +64,7 @@ def positions_given(positions: Tensor, hidden: Tensor) -> Tensor:
     check_integers(
         "positions", positions, str(list(hidden.shape[:-1])), lambda shape: shape in ((length,), (*rows, length))
     )
+    _check_device("positions", positions, hidden)
     return positions.expand(*rows, length).reshape(-1)
 
 
@@ -70,6 +72,13 @@ def refuse(name: str, value: Any, expected: str) -> None:
     """Refuses a value that has no meaning in this call."""
     if value is not None:
         raise InvalidArgumentError(f"SparseAttention: {name}: got a {type(value).__name__}, expected {expected}")
+
+
+def _check_device(name: str, value: Tensor, hidden: Tensor) -> None:
+    if value.device != hidden.device:
+        raise InvalidArgumentError(
+            f"SparseAttention: {name}: got a tensor on {value.device}, expected one on {hidden.device}, as hidden"
+        )
 
 
 def check_integers(
