@@ -14,7 +14,6 @@ Exit codes: 0 done, 1 --check missed or a file could not be written, 2 wrong arg
 import argparse
 import dataclasses
 import io
-import math
 import sys
 import time
 from pathlib import Path
@@ -30,6 +29,8 @@ from lm.machine import serving_backend
 from lm.run import Run
 
 RUNS = Path("runs")
+BLOCKS = (32, 64, 128)
+MOST_SCALE = 1000  # months
 OPERATIONS = {  # that a device must have here
     "select_blocks",
     "sparse_attention",
@@ -54,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--text", help="a text file or a folder of them, instead of Python's standard library")
     run.add_argument("--scale", type=float, help=f"factor on every number of steps ({default.scale:g})")
     run.add_argument("--context", type=int, help=f"bytes of context ({default.context})")
-    run.add_argument("--block", type=int, choices=(32, 64, 128), help=f"tokens of a block ({default.block})")
+    run.add_argument("--block", type=int, choices=BLOCKS, help=f"tokens of a block ({default.block})")
     run.add_argument("--topk", type=int, help=f"blocks a query attends to ({default.topk})")
     run.add_argument("--seed", type=int, help=f"of weights and windows ({default.seed})")
     own.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where openmsa has all operations for it")
@@ -66,8 +67,8 @@ def parser() -> argparse.ArgumentParser:
     return own
 
 
-def settings_of(options: argparse.Namespace, saved: dict[str, Any] | None) -> Settings:
-    """From the arguments, or from the checkpoint of the run that goes on."""
+def settings_of(options: argparse.Namespace, saved: dict[str, Any] | None, out: Path) -> Settings:
+    """From the arguments, or from the checkpoint in `out` of the run that goes on."""
     given = {
         field.name: getattr(options, field.name)
         for field in dataclasses.fields(Settings)
@@ -78,7 +79,9 @@ def settings_of(options: argparse.Namespace, saved: dict[str, Any] | None) -> Se
     if saved is None:
         settings = Settings(**given)
     else:
-        settings = Settings(**saved["settings"])
+        with checkpoint.reading(out):
+            settings = Settings(**saved["settings"])
+            settings.check_types()
         for name, value in given.items():
             if value != getattr(settings, name):
                 raise UsageError(
@@ -89,8 +92,10 @@ def settings_of(options: argparse.Namespace, saved: dict[str, Any] | None) -> Se
 
 
 def checked(settings: Settings, options: argparse.Namespace) -> Settings:
-    if not 0 < settings.scale < math.inf:
-        raise UsageError(f"--scale: got {settings.scale:g}, expected a number above 0")
+    if not 0 < settings.scale <= MOST_SCALE:
+        raise UsageError(f"--scale: got {settings.scale:g}, expected a number above 0, at most {MOST_SCALE}")
+    if settings.block not in BLOCKS:
+        raise UsageError(f"--block: got {settings.block}, expected one of {', '.join(map(str, BLOCKS))}")
     if settings.topk < 2:
         raise UsageError(f"--topk: got {settings.topk}, expected at least 2: the own block is one of them")
     if not 0 <= settings.seed < 2**62:
@@ -129,7 +134,6 @@ def output_folder(options: argparse.Namespace) -> Path:
         out = found[-1].parent
     else:
         out = RUNS / time.strftime("train_lm-%Y%m%d-%H%M%S")
-    out.mkdir(parents=True, exist_ok=True)
     return out
 
 
@@ -138,7 +142,7 @@ def prepare(options: argparse.Namespace) -> Run:
     saved = checkpoint.load(out)
     if options.resume and saved is None:
         raise UsageError(f"--resume: no {checkpoint.NAME} in {out}")
-    settings = settings_of(options, saved)
+    settings = settings_of(options, saved, out)
     device = device_of(options, settings.block)
     corpus = load_corpus(None if settings.text is None else Path(settings.text), settings.context)
     length, most = options.activations_length, len(corpus.held_out) - 1
@@ -147,11 +151,13 @@ def prepare(options: argparse.Namespace) -> Run:
             f"--activations-length: got {length}, expected {settings.context} (the context) to {most}"
             " (what is held out)"
         )
+    out.mkdir(parents=True, exist_ok=True)  # not before all else is right: it would stay behind empty
     run = Run(settings, corpus, device, out)
     if saved is not None:
         if saved["text_digest"] != corpus.digest:
             raise UsageError(f"the text of the run in {out} has changed since: {corpus.source}")
-        run.restore(saved)
+        with checkpoint.reading(out):
+            run.restore(saved)
     print(run.describe())
     if saved is not None:
         print(f"going on with {out}: {run.stages[run.stage].name}, step {run.position.step}")
@@ -202,8 +208,12 @@ def main(arguments: list[str] | None = None) -> int:
                 print(f"train_lm: {said(error)}", file=sys.stderr)
                 return 2
             out = run.out
-            run.train(interrupt)
-            return finish(run, options)
+            with run:
+                run.train(interrupt)
+                return finish(run, options)
+        except checkpoint.InUseError as error:
+            print(f"train_lm: {error}", file=sys.stderr)
+            return 2
         except (KeyboardInterrupt, Stopped):
             where = how_to_continue(out) if out is not None else "nothing was started yet"
             print(f"\ntrain_lm: stopped; {where}", file=sys.stderr)

@@ -1,8 +1,10 @@
 """Files that are whole or not there, and the state of a run that continues where it stopped."""
 
+import contextlib
+import fcntl
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,37 @@ VERSION = 1
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be continued from; the message says why."""
+
+
+class InUseError(ValueError):
+    """Another run writes into the folder; the message names it."""
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Turns what goes wrong with the content of the folder's checkpoint into CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise CheckpointError(
+            f"{folder / NAME} does not hold the state of a run ({type(error).__name__}: {said})"
+        ) from error
+
+
+def lock(folder: Path) -> int:
+    """Keeps other runs out of `folder` until the returned descriptor is closed, at the latest when the process ends."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise InUseError(f"--out: another run is writing into {folder}") from None
+    except OSError:
+        pass  # a file system without locks
+    return descriptor
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,6 +1,6 @@
 """Sizes and schedule of the example, in one place."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 STEP_TOKENS = 2048
@@ -43,6 +43,13 @@ class Settings:
     block: int = 64
     topk: int = 4
     seed: int = 0
+
+    def check_types(self) -> None:
+        """Raises TypeError for a value, out of a file, of another type than its default."""
+        for field in fields(self):
+            kind = str | None if field.default is None else type(field.default)
+            if not isinstance(getattr(self, field.name), kind):
+                raise TypeError(f"{field.name} is a {type(getattr(self, field.name)).__name__}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """One run from its first step to its results, in as many sessions as it takes."""
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,13 @@ class Run:
         self.position = Position.start(self.stages[0])
         self.progress: Progress | None = None
 
+    def __enter__(self) -> "Run":
+        self._lock = checkpoint.lock(self.out)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        os.close(self._lock)
+
     @property
     def model(self) -> ByteModel:
         return self.trainers[SPARSE_MODEL].model
@@ -42,11 +50,13 @@ class Run:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from a checkpoint of a run with the same settings and text."""
+        if not {SPARSE_MODEL} <= state["trainers"].keys() <= {SPARSE_MODEL, CONTROL}:
+            raise ValueError(f"models {', '.join(state['trainers'])}")
         for name, saved in state["trainers"].items():
             if name not in self.trainers:
                 self.trainers[name] = self.trainers[SPARSE_MODEL].twin()
             self.trainers[name].restore(saved)
-        self.stage = state["stage"]
+        self.stage = range(len(self.stages))[state["stage"]]
         self.position = Position.restored(state["position"])
         self.progress = Progress.restored(self.stages, self.config.layers, state["progress"])
 

@@ -266,11 +266,59 @@ def test_files_that_are_no_checkpoints(
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("settings",), None),
+        (("settings", "context"), "2048"),
+        (("settings", "what"), 1),
+        (("settings", "block"), 48),
+        (("settings", "context"), 2**40),
+        (("trainers",), {}),
+        (("trainers", "another"), {}),
+        (("trainers", "sparse", "model"), {}),
+        (("trainers", "sparse", "optimiser"), {}),
+        (("position", "generator"), torch.zeros(3)),
+        (("position", "what"), 1),
+        (("progress",), {}),
+        (("stage",), 99),
+        (("stage",), "sparse"),
+    ],
+)
+def test_checkpoints_of_other_contents(
+    path: tuple[str, ...], value: Any, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state: Any = checkpoint.load(finished)
+    place = state
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    checkpoint.save(tmp_path, state)
+    assert example.train_lm.main(["--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith((f"train_lm: {tmp_path / checkpoint.NAME} does not hold", "train_lm: --block: got 48",
+                            "train_lm: too little text"))  # fmt: skip
+
+
+def test_a_folder_that_another_run_writes_into(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(finished / checkpoint.NAME, tmp_path)
+    other = checkpoint.lock(tmp_path)
+    assert example.train_lm.main(["--out", str(tmp_path)]) == 2
+    assert "--out: another run is writing into" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.NAME]
+    os.close(other)
+    os.close(checkpoint.lock(tmp_path))
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--scale", "0"], "--scale: got 0"),
         (["--scale", "nan"], "--scale: got nan"),
         (["--scale", "inf"], "--scale: got inf"),
+        (["--scale", "1e308"], "--scale: got 1e+308"),
         (["--topk", "1"], "--topk: got 1"),
         (["--context", "300"], "--context: got 300"),
         (["--context", "-1"], "--context: got -1"),
@@ -297,6 +345,7 @@ def test_wrong_arguments(
     assert error.startswith("train_lm: ")
     assert said in error
     assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists(), "what cannot be followed leaves nothing behind"
 
 
 @pytest.mark.parametrize("arguments", [["--block", "48"], ["--topk", "many"], ["--what"]])
@@ -310,4 +359,4 @@ def test_arguments_of_no_kind(arguments: list[str], capsys: pytest.CaptureFixtur
 def test_a_folder_that_cannot_be_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert example.train_lm.main(["--out", str(tmp_path / "file")]) == 2
-    assert "File exists" in capsys.readouterr().err
+    assert "Not a directory" in capsys.readouterr().err
