@@ -86,6 +86,20 @@ def test_the_weight_scales_the_index_gradients_only() -> None:
         assert torch.equal(gradient, torch.zeros_like(gradient) if is_index(name) else once[name]), name
 
 
+def test_under_a_gradient_scaler() -> None:
+    layer, hidden = make_layer(), hidden_states()
+    layer(hidden).square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in layer.parameters()]
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    optimizer.zero_grad()
+    layer.kl_weight = scaler.get_scale()
+    scaler.scale(layer(hidden).square().mean()).backward()
+    scaler.unscale_(optimizer)
+    for parameter, grad in zip(layer.parameters(), expected, strict=True):
+        assert relative_error(parameter.grad, grad) < 1e-5
+
+
 def test_the_weight_of_a_step_is_that_of_its_forward_pass() -> None:
     def step(layer: SparseAttention, hidden: Tensor) -> None:
         out = layer(hidden)
