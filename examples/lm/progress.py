@@ -1,65 +1,80 @@
-"""Live progress: a line a report on the terminal, a row in metrics.csv, and the time left."""
+"""Live progress: a line a report on the terminal, the rows of metrics.csv, and the time left."""
 
 import csv
+import dataclasses
+import io
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from typing import Any
+
+from .checkpoint import write_whole
+from .config import Stage
+
+PER_LAYER = ("kl", "captured", "best")
+NAME = "metrics.csv"
 
 
 @dataclass(frozen=True)
 class Row:
-    """The state of training at one step; bits and recall are means over the steps since the last row.
+    """The state of training at one step; bits, recall, KL and speed are means over the steps since the last row.
 
     Lists hold one number a layer, or nothing where the index branch is idle.
     """
 
+    seconds: float  # since the run's start, without the time between its sessions
     stage: str
     step: int
-    steps: int
     bits: float
     recall: float
     tokens_per_second: float
     kl: list[float]
-    captured: list[float]
-    best: list[float]
+    captured: list[float]  # share of dense attention inside the selected blocks, late half of one sequence
+    best: list[float]  # the most that as many blocks could hold
 
 
 class Progress:
-    """`work`: steps by stage; `seconds`: a step's measured seconds by stage, kept up to date as training goes."""
+    """`seconds`: a step's measured seconds by stage, kept up to date as training goes."""
 
-    def __init__(self, path: Path, layers: int, work: dict[str, int], seconds: dict[str, float]) -> None:
+    def __init__(self, stages: list[Stage], layers: int, seconds: dict[str, float], evaluation: float) -> None:
         self.rows: list[Row] = []
-        self._layers, self._left, self._seconds = layers, dict(work), dict(seconds)
-        self._start = time.monotonic()
-        self._file = path.open("w", newline="", encoding="utf-8")
-        self._csv = csv.writer(self._file)
-        per_layer = [f"{name}_{layer}" for name in ("kl", "captured", "best") for layer in range(layers)]
-        self._csv.writerow(["seconds", "stage", "step", "bits_per_byte", "recall", "tokens_per_second", *per_layer])
+        self.done = {stage.name: 0 for stage in stages}
+        self._stages, self._layers, self._seconds, self._evaluation = stages, layers, dict(seconds), evaluation
+        self._before, self._start = 0.0, time.monotonic()
 
-    def __enter__(self) -> "Progress":
-        return self
+    def state(self) -> dict[str, Any]:
+        return {
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "done": self.done,
+            "seconds": self._seconds,
+            "evaluation": self._evaluation,
+            "elapsed": self.elapsed,
+        }
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+    @classmethod
+    def restored(cls, stages: list[Stage], layers: int, state: dict[str, Any]) -> "Progress":
+        progress = cls(stages, layers, state["seconds"], state["evaluation"])
+        progress.rows = [Row(**row) for row in state["rows"]]
+        progress.done = dict(state["done"])
+        progress._before = state["elapsed"]
+        return progress
 
     @property
     def elapsed(self) -> float:
-        return time.monotonic() - self._start
+        return self._before + time.monotonic() - self._start
 
     @property
     def left(self) -> float:
         """Seconds to go, by the latest speed of each stage."""
-        return sum(steps * self._seconds[stage] for stage, steps in self._left.items())
+        training = sum((stage.steps - self.done[stage.name]) * self._seconds[stage.name] for stage in self._stages)
+        return training + self._evaluation
 
     def step(self, stage: str, seconds: float) -> None:
-        self._left[stage] -= 1
+        self.done[stage] += 1
         self._seconds[stage] += 0.2 * (seconds - self._seconds[stage])
 
-    def report(self, row: Row) -> None:
+    def report(self, row: Row, steps: int) -> None:
         self.rows.append(row)
         cells = [f"{row.bits:.2f} bits/byte", f"recall {row.recall:4.0%}"]
         if row.kl:
@@ -68,12 +83,22 @@ class Progress:
             cells.append("captured " + " ".join(f"{value:.0%}" for value in row.captured))
         cells.append(f"{row.tokens_per_second:,.0f} tokens/s")
         cells.append(f"{clock(self.left)} left")
-        print(f"{row.stage:>14} {row.step:4d}/{row.steps}  " + " · ".join(cells), flush=True)
-        values = [row.bits, row.recall, row.tokens_per_second]
-        for per_layer in (row.kl, row.captured, row.best):
-            values += per_layer or [math.nan] * self._layers
-        self._csv.writerow([f"{self.elapsed:.1f}", row.stage, row.step, *(f"{value:.6g}" for value in values)])
-        self._file.flush()
+        print(f"{row.stage:>14} {row.step:4d}/{steps}  " + " · ".join(cells), flush=True)
+
+    def save(self, folder: Path) -> Path:
+        """Writes metrics.csv: all rows, so that a run that continues repeats none."""
+        text = io.StringIO(newline="")
+        table = csv.writer(text)
+        per_layer = [f"{name}_{layer}" for name in PER_LAYER for layer in range(self._layers)]
+        table.writerow(["seconds", "stage", "step", "bits_per_byte", "recall", "tokens_per_second", *per_layer])
+        for row in self.rows:
+            values = [row.bits, row.recall, row.tokens_per_second]
+            for name in PER_LAYER:
+                values += getattr(row, name) or [math.nan] * self._layers
+            table.writerow([f"{row.seconds:.1f}", row.stage, row.step, *(f"{value:.6g}" for value in values)])
+        path = folder / NAME
+        write_whole(path, text.getvalue().encode())
+        return path
 
 
 def clock(seconds: float) -> str:

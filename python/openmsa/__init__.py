@@ -6,6 +6,9 @@ Di head dimensions of q and k, of v, and of the index branch. Hkv divides Hi, Hi
 last axis of an array must be contiguous.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ._library import check_inputs, info, version
 from ._types import MsaResult
 from .analysis import captured_mass, combine
@@ -14,6 +17,11 @@ from .errors import DeviceError, Error, InternalError, InvalidArgumentError, Out
 from .paged import paged_append, paged_msa_attention, paged_select_blocks, paged_sparse_attention
 from .select import select_blocks
 from .workspace import set_workspace_limit, workspace_size
+
+if TYPE_CHECKING:
+    from . import compat as compat
+    from . import integrations as integrations
+    from . import nn as nn
 
 __version__ = version()
 
@@ -40,3 +48,10 @@ __all__ = [
     "sparse_attention",
     "workspace_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Parts that need PyTorch are imported by whoever uses them."""
+    if name in ("compat", "integrations", "nn"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

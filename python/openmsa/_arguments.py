@@ -28,7 +28,7 @@ def _integer(operation: str, name: str, value: Any) -> int:
         try:
             if isinstance(value, Tensor | np.ndarray):
                 raise TypeError
-            value = operator.index(value)
+            value = operator.index(int(value) if isinstance(value, bool) else value)  # torch takes no bool for a size
         except TypeError:
             raise InvalidArgumentError(
                 f"{operation}: {name}: got a {type(value).__name__}, expected an integer"

@@ -16,10 +16,13 @@ export OMP_WAIT_POLICY=passive
 python="${PYTHON:-/usr/bin/python3}"
 venv="$root/.venv"
 
-build_packages=(g++ cmake ninja-build libhwy-dev python3 python3-venv)
+# libcli11-dev, libfmt-dev and nlohmann-json3-dev are the command's.
+build_packages=(
+  g++ cmake ninja-build libhwy-dev libcli11-dev libfmt-dev nlohmann-json3-dev python3 python3-venv
+)
 # libomp-dev brings Archer; python3-dev is for the code that torch.compile generates.
 test_packages=(
-  git clang clang-format-14 clang-tidy-14 libclang-rt-14-dev libomp-dev libgtest-dev nlohmann-json3-dev python3-dev
+  git clang clang-format-14 clang-tidy-14 libclang-rt-14-dev libomp-dev libgtest-dev python3-dev
 )
 
 # Runs a command up to three times: mirrors fail now and then.

@@ -7,6 +7,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 cmake --install "$build" --prefix "$work/prefix" > "$work/install.log" || { cat "$work/install.log"; exit 1; }
+# The command, where the build has it, from where it was installed.
+if [ -x "$work/prefix/bin/openmsa" ]; then
+  "$work/prefix/bin/openmsa" info --json > "$work/info.json"
+  grep -q '"backends"' "$work/info.json"
+fi
 cmake -G Ninja -S "$source" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" -DCMAKE_BUILD_TYPE=Release \
       -DCMAKE_C_FLAGS="${OPENMSA_PACKAGE_FLAGS:-}" -DCMAKE_CXX_FLAGS="${OPENMSA_PACKAGE_FLAGS:-}" \
       -DCMAKE_C_COMPILER="${CC:-cc}" -DCMAKE_CXX_COMPILER="${CXX:-c++}"

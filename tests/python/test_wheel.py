@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -45,9 +46,13 @@ def test_wheel_in_a_fresh_environment(tmp_path: Path) -> None:
     assert libraries == {"openmsa/_lib/libopenmsa.so", "openmsa/_lib/libopenmsa_ffi.so"}
     assert "openmsa/py.typed" in names
     assert all(name.startswith(("openmsa/", "openmsa-")) for name in names)
+    assert any(name.endswith(".data/scripts/openmsa") for name in names)
 
     run(sys.executable, "-m", "venv", tmp_path / "venv")
     python = tmp_path / "venv" / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", wheel)
     first, second = run(python, "-c", SCRIPT).split()
     assert first == second
+    # The command, with a library of its own.
+    described = json.loads(run(tmp_path / "venv" / "bin" / "openmsa", "info", "--json"))
+    assert described["version"] == first
