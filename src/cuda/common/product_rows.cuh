@@ -43,6 +43,22 @@ __device__ inline void issue_transposed_product(float (&sums)[kColumns / 2], con
 // Where a thread's sums lie in the product (wgmma.cuh): sum i belongs to the thread's row i / 2 % 2.
 __device__ inline int column_of(int i, int lane) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }
 
+// The four lanes of a row hold its words in turn: word i of lane l is the pair of columns 2 (4 i + l). Gives words 4 l to
+// 4 l + 3 of them: 16 bytes that lie together.
+__device__ inline uint4 gather_words(uint32_t (&words)[4], int lane) {
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const bool upper = (lane & distance) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if ((i & distance) != 0) continue;
+      const uint32_t other = __shfl_xor_sync(~0u, upper ? words[i] : words[i + distance], distance);
+      (upper ? words[i] : words[i + distance]) = other;
+    }
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
 // The largest of the thread's row `half`; NaN counts for nothing.
 template <int kSums>
 __device__ inline float row_max(const float (&sums)[kSums], int half) {

@@ -57,68 +57,110 @@ class BlockList {
 };
 
 template <typename Config>
-__device__ inline void copy_tiles(const Arguments& args, Shared<Config>& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (lane == 0) {
-    prefetch_tensor_map(&args.queries);
-    prefetch_tensor_map(&args.keys);
-    prefetch_tensor_map(&args.values);
-  }
-  const int32_t tiles = args.tiles * args.heads;
-  const int words = args.more_words;
-  RingPosition<Config::kStages> stage;
-  uint32_t tile_phase = 0;
-  for (int32_t number = static_cast<int32_t>(blockIdx.x);;) {
-    const bool more = number < tiles;
-    const int32_t count = more ? args.counts[number] : kNoMoreTiles;
-    const int32_t head = number / args.tiles, first = number % args.tiles * args.tile_tokens;
-    barrier_wait(&shared.tile_empty, tile_phase ^ 1);
-    tile_phase ^= 1;
-    if (lane == 0) {
-      shared.tile = {number, first, head, count};
-      if (count > 0) {
-        barrier_arrive_expect(&shared.tile_full, Config::kQueryBytes);
-        for (int panel = 0; panel < Config::kPanels; ++panel) {
-          copy_box(shared.queries.panels[panel], &args.queries, &shared.tile_full, panel * kPanelColumns,
-                   (args.first_head + head) * args.group, args.first_token + first);
-        }
-      } else {
-        barrier_arrive(&shared.tile_full);
-      }
-    }
-    if (!more) return;
-    int32_t next = 0;
-    if (lane == 0) next = atomicAdd(&args.header->next, 1);
+class TileCopies {
+ public:
+  __device__ TileCopies(const Arguments& args, Shared<Config>& shared)
+      : args_(args), shared_(shared), lane_(static_cast<int>(threadIdx.x) % 32) {}
 
-    const int64_t list = static_cast<int64_t>(number) * args.capacity;
-    const int32_t kv_head = (args.first_head + head) * args.kv_heads / args.index_heads;
-    BlockList blocks(args.blocks + list, count, lane);
-    for (int32_t i = 0; i < count; ++i) {
-      const TileBlock block = blocks.block(i);
-      uint32_t more_members = 0;
-      if (lane < words) more_members = args.more_members[(list + i) * words + lane];
-      stage.wait_empty(shared.keys_empty);
-      Step& step = shared.steps[stage.slot];
-      if (lane < words) step.members[lane + 1] = more_members;
-      if (lane == 0) {
-        step.base = block.base;
-        step.info = block.info;
-        step.members[0] = block.members;
-      }
-      __syncwarp();
-      if (lane == 0) {
-        copy_block<Config>(args.keys, &shared.keys_full[stage.slot], shared.keys[stage.slot], args.paged, kv_head,
-                           block);
-      }
-      stage.wait_empty(shared.values_empty);
-      if (lane == 0) {
-        copy_block<Config>(args.values, &shared.values_full[stage.slot], shared.values[stage.slot], args.paged, kv_head,
-                           block);
-      }
-      stage.advance();
+  __device__ void copy_tiles() {
+    if (lane_ == 0) {
+      prefetch_tensor_map(&args_.queries);
+      prefetch_tensor_map(&args_.keys);
+      prefetch_tensor_map(&args_.values);
     }
-    number = __shfl_sync(~0u, next, 0);
+    const int32_t tiles = args_.tiles * args_.heads;
+    int32_t number = static_cast<int32_t>(blockIdx.x);
+    for (uint32_t phase = 0; number < tiles; phase ^= 1) {
+      int32_t next = 0;
+      if (lane_ == 0) next = atomicAdd(&args_.header->next, 1);
+      copy_tile(number, phase);
+      number = __shfl_sync(~0u, next, 0);
+    }
+    // The end, of which the rows learn as of a tile.
+    barrier_wait(&shared_.tile_empty, last_phase_);
+    if (lane_ == 0) {
+      shared_.tile = {number, 0, 0, kNoMoreTiles};
+      barrier_arrive(&shared_.tile_full);
+    }
   }
-}
+
+ private:
+  // Blocks of a tile that are on their way before its queries, whose place the rows of the tile before hold longest.
+  static constexpr int32_t kAhead = Config::kStages - 2;
+
+  __device__ void copy_tile(int32_t number, uint32_t phase) {
+    const int32_t count = args_.counts[number];
+    const int32_t first = number % args_.tiles * args_.tile_tokens;
+    list_ = static_cast<int64_t>(number) * args_.capacity;
+    head_ = number / args_.tiles;
+    kv_head_ = (args_.first_head + head_) * args_.kv_heads / args_.index_heads;
+    int32_t reaches[kMostTileTokens / 32];
+#pragma unroll
+    for (int i = 0; i < kMostTileTokens / 32; ++i) {
+      const int32_t token = lane_ + 32 * i;
+      reaches[i] = token < args_.tile_tokens && first + token < args_.tokens ? args_.reaches[first + token] : 0;
+    }
+    BlockList blocks(args_.blocks + list_, count, lane_);
+    const int32_t ahead = min(count, kAhead);
+    for (int32_t i = 0; i < ahead; ++i) copy_step(i, blocks.block(i));
+    barrier_wait(&shared_.tile_empty, phase ^ 1);
+    last_phase_ = phase;
+#pragma unroll
+    for (int i = 0; i < kMostTileTokens / 32; ++i) {
+      if (lane_ + 32 * i < args_.tile_tokens) shared_.reaches[lane_ + 32 * i] = reaches[i];
+    }
+    __syncwarp();
+    if (lane_ == 0) copy_queries({number, first, head_, count});
+    for (int32_t i = ahead; i < count; ++i) copy_step(i, blocks.block(i));
+  }
+
+  // By one thread.
+  __device__ void copy_queries(const TileNumber& tile) {
+    shared_.tile = tile;
+    if (tile.blocks == 0) {
+      barrier_arrive(&shared_.tile_full);
+      return;
+    }
+    barrier_arrive_expect(&shared_.tile_full, Config::kQueryBytes);
+#pragma unroll
+    for (int panel = 0; panel < Config::kPanels; ++panel) {
+      copy_box(shared_.queries.panels[panel], &args_.queries, &shared_.tile_full, panel * kPanelColumns,
+               (args_.first_head + tile.head) * args_.group, args_.first_token + tile.first);
+    }
+  }
+
+  __device__ void copy_step(int32_t i, const TileBlock& block) {
+    const int words = args_.more_words;
+    uint32_t more_members = 0;
+    if (lane_ < words) more_members = args_.more_members[(list_ + i) * words + lane_];
+    stage_.wait_empty(shared_.keys_empty);
+    Step& step = shared_.steps[stage_.slot];
+    if (lane_ < words) step.members[lane_ + 1] = more_members;
+    if (lane_ == 0) {
+      step.base = block.base;
+      step.info = block.info;
+      step.members[0] = block.members;
+    }
+    __syncwarp();
+    if (lane_ == 0) {
+      copy_block<Config>(args_.keys, &shared_.keys_full[stage_.slot], shared_.keys[stage_.slot], args_.paged, kv_head_,
+                         block);
+    }
+    stage_.wait_empty(shared_.values_empty);
+    if (lane_ == 0) {
+      copy_block<Config>(args_.values, &shared_.values_full[stage_.slot], shared_.values[stage_.slot], args_.paged,
+                         kv_head_, block);
+    }
+    stage_.advance();
+  }
+
+  const Arguments& args_;
+  Shared<Config>& shared_;
+  const int lane_;
+  int64_t list_ = 0;
+  int32_t head_ = 0, kv_head_ = 0;
+  uint32_t last_phase_ = 1;  // of the tile before; before the first, nothing is waited for
+  RingPosition<Config::kStages> stage_;
+};
 
 }  // namespace openmsa::cuda::sm90::attend

@@ -19,6 +19,7 @@ __device__ inline void init_barriers(Shared<Config>& shared) {
     barrier_init(&shared.values_full[stage], 1);
     barrier_init(&shared.values_empty[stage], kConsumerWarps);
   }
+  shared.turn = 0;
   fence_barrier_init();
 }
 
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1) attend_kernel(const __grid_consta
   const int group = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   if (group == kGroups) {
     lower_register_limit<kCopyRegisters>();
-    if (threadIdx.x < kGroups * 128 + 32) copy_tiles(args, shared);
+    if (threadIdx.x < kGroups * 128 + 32) TileCopies<Config>(args, shared).copy_tiles();
   } else {
     raise_register_limit<kConsumerRegisters>();
     Rows<Config>(args, shared, group).attend_tiles();

@@ -5,6 +5,7 @@
 
 #include "cuda/common/instructions/fence_proxy.cuh"
 #include "cuda/common/instructions/named_barrier.cuh"
+#include "cuda/common/instructions/turn.cuh"
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attend/shared.cuh"
 #include "cuda/sm90/attend/softmax.cuh"
@@ -36,7 +37,7 @@ class Rows {
       rows_[0] = rows_[1] = SoftmaxRow{};
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        reaches_[half] = token(half) < args_.tokens ? args_.reaches[token(half)] : 0;
+        reaches_[half] = shared_.reaches[places_[half]];
       }
       attend_tile(sums);
       write(sums);
@@ -92,6 +93,14 @@ class Rows {
       skip();
     }
   }
+
+  // The groups issue products in turn, each under the other's exponentials: side by side both would wait for the tensor
+  // cores, and then for the exponentials' unit.
+  __device__ void take_turn() const {
+    if (threadIdx.x % 128 == 0) openmsa::cuda::take_turn(&shared_.turn);
+    named_barrier_sync(kFirstGroupBarrier + group_, 128);
+  }
+  __device__ void give_turn() const { openmsa::cuda::give_turn(&shared_.turn, threadIdx.x % 128 == 0); }
 
   // scores = queries x keys of the stage.
   __device__ void issue_scores(float (&scores)[kScores]) const {
@@ -152,7 +161,9 @@ class Rows {
     uint32_t weights[kBlock / 16][4];
     RowPart parts[2];
     float rescale[2];
+    take_turn();
     issue_scores(scores);
+    give_turn();
     wgmma_wait<0>();
     wgmma_pin(scores);
     finish_scores(parts);
@@ -165,7 +176,9 @@ class Rows {
       advance();
       if (last) {
         prepare_values(held, keys);
+        take_turn();
         issue_values(sums, weights, held.slot);
+        give_turn();
         wgmma_wait<0>();
         wgmma_pin(sums);
         arrive(&shared_.values_empty[held.slot]);
@@ -173,8 +186,10 @@ class Rows {
       }
       find_next_block();
       prepare_values(held, keys);
+      take_turn();
       issue_scores(scores);
       issue_values(sums, weights, held.slot);
+      give_turn();
       wgmma_wait<1>();
       wgmma_pin(scores);
       finish_scores(parts);
@@ -184,8 +199,10 @@ class Rows {
       wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
       pack(scores, weights);
+      if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[i] *= rescale[i / 2 % 2];
+        for (int i = 0; i < kSums; ++i) sums[i] *= rescale[i / 2 % 2];
+      }
     }
     while (left_ > 0) {
       look();
@@ -199,28 +216,35 @@ class Rows {
       float sum = rows_[half].sum;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      if (token(half) >= args_.tokens) continue;
       // Rows that see nothing, or no score above -inf, have no weights.
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      float probe = 0;  // NaN where a number is not finite
-      const int64_t head = (args_.first_head + tile_.head) * args_.group + (row_ + 8 * half) % args_.group;
+      const float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
+      float probes[4] = {};  // NaN where a number is not finite
+      const int64_t head = (args_.first_head + tile_.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
       auto* const out = static_cast<Element*>(args_.out) + token(half) * args_.out_stride_token +
-                        head * args_.out_stride_head + 2 * (lane_ % 4);
+                        head * args_.out_stride_head + 8 * (lane_ % 4);
+      const bool exists = token(half) < args_.tokens;
 #pragma unroll
-      for (int i = 0; i < kSums / 4; ++i) {
-        *reinterpret_cast<uint32_t*>(out + 8 * i) =
-            narrow_pair(Element{}, sums[4 * i + 2 * half] * inverse, sums[4 * i + 2 * half + 1] * inverse);
-        probe = fmaf(sums[4 * i + 2 * half], 0.0f, fmaf(sums[4 * i + 2 * half + 1], 0.0f, probe));
+      for (int i = 0; i < kSums / 16; ++i) {
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const float even = sums[16 * i + 4 * j + 2 * half], odd = sums[16 * i + 4 * j + 2 * half + 1];
+          words[j] = narrow_pair(Element{}, even * inverse, odd * inverse);
+          probes[j] = fmaf(even, 0.0f, fmaf(odd, 0.0f, probes[j]));
+        }
+        const uint4 piece = gather_words(words, lane_);
+        if (exists) *reinterpret_cast<uint4*>(out + 32 * i) = piece;
       }
+      if (!exists) continue;
       // A row whose scores are not finite is not to be anything else.
-      if (probe != 0.0f && fabsf(sum) < INFINITY) {
+      if (probes[0] + probes[1] + probes[2] + probes[3] != 0.0f && fabsf(sum) < INFINITY) {
         args_.suspects[tile_.number] = 1;
         args_.header->has_suspect = 1;
       }
       if (args_.lse != nullptr && lane_ % 4 == 0) {
         constexpr float kLogOfTwo = 0.693147180559945309f;
         args_.lse[head * args_.lse_stride_head + token(half) * args_.lse_stride_token] =
-            (rows_[half].offset() + log2f(sum)) * kLogOfTwo;
+            (rows_[half].offset() + log2_approximate(sum)) * kLogOfTwo;
       }
     }
   }

@@ -40,9 +40,11 @@ struct Shared {
   StagedRows<Config::kHeadDim, Config::kBlock> keys[Config::kStages], values[Config::kStages];
   Step steps[Config::kStages];
   TileNumber tile;
+  int32_t reaches[kMostTileTokens];  // of its tokens: one past the last key row that each sees
   uint64_t tile_full, tile_empty;                                    // the number and its queries
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];  // the step too
   uint64_t values_full[Config::kStages], values_empty[Config::kStages];
+  uint32_t turn;  // to issue products
 };
 // Dynamic shared memory starts at a multiple of 16 bytes only; the kernel moves up to one of 1024.
 template <typename Config>

@@ -9,14 +9,18 @@
 namespace openmsa::cuda::sm90::attend {
 
 // A score counts in units of log 2: score * factor. Weights are 2^(score * factor - offset), where the offset is the
-// largest such score so far, or 0 while that is infinite: the sum of a row with a score of +inf is +inf, with a NaN it
-// is NaN.
+// largest such score so far less at most kSlack, or 0 while that is infinite: the sum of a row with a score of +inf is
+// +inf, with a NaN it is NaN.
 struct SoftmaxRow {
   float largest = -INFINITY;
   float sum = 0;
 
   __device__ float offset() const { return fabsf(largest) < INFINITY ? largest : 0.0f; }
 };
+
+// Up to so far above it a new score leaves the offset where it is, so that few blocks rescale what was summed up before.
+// Weights stay below 2^8: every element type holds them, and the sums of a row are far from overflow.
+inline constexpr float kSlack = 8;
 
 // A row's part in the block at hand: whether it takes part, and the keys that it sees.
 struct RowPart {
@@ -57,9 +61,12 @@ __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)
     SoftmaxRow& row = rows[half];
     const SoftmaxRow before = row;
     const bool member = parts[half].member;
-    row.largest = member ? fmaxf(largest * factor, before.largest) : before.largest;
+    const float scaled = largest * factor;
+    const bool rises = member && scaled > before.largest + kSlack;
+    row.largest = rises ? scaled : before.largest;
     // Nothing summed up so far: whatever the offsets, it stays nothing.
-    rescale[half] = before.largest == -INFINITY ? 0.0f : exp2_approximate(before.offset() - row.offset());
+    const float fall = before.largest == -INFINITY ? 0.0f : exp2_approximate(before.offset() - row.offset());
+    rescale[half] = rises ? fall : 1.0f;
     slope[half] = member ? factor : 0.0f;
     shift[half] = member ? -row.offset() : -INFINITY;
     huge |= member && fabsf(row.offset()) > kHugeOffset;
