@@ -71,4 +71,14 @@ __device__ inline float row_max(const float (&sums)[kSums], int half) {
   return fmaxf(fmaxf(even, odd), -INFINITY);  // NaN where all are
 }
 
+// The same of both rows, side by side.
+template <int kSums>
+__device__ inline void row_maxima(const float (&sums)[kSums], float (&largest)[2]) {
+  float maxima[4] = {sums[0], sums[1], sums[2], sums[3]};
+#pragma unroll
+  for (int i = 4; i < kSums; ++i) maxima[i % 4] = fmaxf(maxima[i % 4], sums[i]);
+  largest[0] = fmaxf(fmaxf(maxima[0], maxima[1]), -INFINITY);
+  largest[1] = fmaxf(fmaxf(maxima[2], maxima[3]), -INFINITY);
+}
+
 }  // namespace openmsa::cuda

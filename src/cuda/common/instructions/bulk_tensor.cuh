@@ -35,4 +35,11 @@ __device__ inline void copy_box(void* shared, const CUtensorMap* map, uint64_t* 
       : "memory");
 }
 
+// The box on its way to L2 alone.
+__device__ inline void prefetch_box(const CUtensorMap* map, int32_t c0, int32_t c1, int32_t c2) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(c0), "r"(c1),
+               "r"(c2)
+               : "memory");
+}
+
 }  // namespace openmsa::cuda

@@ -100,6 +100,12 @@ class TileCopies {
       const int32_t token = lane_ + 32 * i;
       reaches[i] = token < args_.tile_tokens && first + token < args_.tokens ? args_.reaches[first + token] : 0;
     }
+    if (lane_ == 0) {
+      for (int panel = 0; panel < Config::kPanels; ++panel) {
+        prefetch_box(&args_.queries, panel * kPanelColumns, (args_.first_head + head_) * args_.group,
+                     args_.first_token + first);
+      }
+    }
     BlockList blocks(args_.blocks + list_, count, lane_);
     const int32_t ahead = min(count, kAhead);
     for (int32_t i = 0; i < ahead; ++i) copy_step(i, blocks.block(i));

@@ -19,7 +19,6 @@ __device__ inline void init_barriers(Shared<Config>& shared) {
     barrier_init(&shared.values_full[stage], 1);
     barrier_init(&shared.values_empty[stage], kConsumerWarps);
   }
-  shared.turn = 0;
   fence_barrier_init();
 }
 

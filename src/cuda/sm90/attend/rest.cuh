@@ -254,7 +254,7 @@ class RestRows {
     const int token = row / args_.group;
     if (lane_ % 4 == 0 && token < tokens) {
       args_.partial_lses[partial_of(unpack_item(shared_.tiles[slot].items[token])) * args_.group + row % args_.group] =
-          softmax.offset() + log2f(sum);
+          softmax.offset + log2f(sum);
     }
   }
 

@@ -5,7 +5,6 @@
 
 #include "cuda/common/instructions/fence_proxy.cuh"
 #include "cuda/common/instructions/named_barrier.cuh"
-#include "cuda/common/instructions/turn.cuh"
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attend/shared.cuh"
 #include "cuda/sm90/attend/softmax.cuh"
@@ -28,25 +27,30 @@ class Rows {
         places_{row_ / args.group, (row_ + 8) / args.group} {}
 
   __device__ void attend_tiles() {
-    for (uint32_t phase = 0;; phase ^= 1) {
-      barrier_wait(&shared_.tile_full, phase);
-      tile_ = shared_.tile;
-      left_ = __shfl_sync(~0u, tile_.blocks, 0);
-      if (left_ == kNoMoreTiles) return;
-      float sums[kSums] = {};
-      rows_[0] = rows_[1] = SoftmaxRow{};
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        reaches_[half] = shared_.reaches[places_[half]];
+    bool is_over = !next_tile();
+    for (;;) {
+      while (!is_over && !find_first_block()) {
+        arrive(&shared_.tile_empty);
+        write_nothing();
+        is_over = !next_tile();
       }
-      attend_tile(sums);
-      write(sums);
+      if (is_over) return;
+      is_over = attend_from_block();
     }
   }
 
  private:
-  // Of the thread's row `half`.
-  __device__ int32_t token(int half) const { return tile_.first + places_[half]; }
+  // False at the end.
+  __device__ bool next_tile() {
+    barrier_wait(&shared_.tile_full, tile_phase_);
+    tile_phase_ ^= 1;
+    tile_ = shared_.tile;
+    left_ = __shfl_sync(~0u, tile_.blocks, 0);
+    rows_[0] = rows_[1] = SoftmaxRow{};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) reaches_[half] = shared_.reaches[places_[half]];
+    return left_ != kNoMoreTiles;
+  }
 
   // One arrival of each warp: all of its lanes have read what they need.
   __device__ void arrive(uint64_t* barrier) const {
@@ -94,13 +98,16 @@ class Rows {
     }
   }
 
-  // The groups issue products in turn, each under the other's exponentials: side by side both would wait for the tensor
-  // cores, and then for the exponentials' unit.
-  __device__ void take_turn() const {
-    if (threadIdx.x % 128 == 0) openmsa::cuda::take_turn(&shared_.turn);
-    named_barrier_sync(kFirstGroupBarrier + group_, 128);
+  // The first one of a tile, while values of the tile before are not used up yet; false when it is not that near.
+  __device__ bool find_near_block() {
+    for (int looked_at = 1; left_ > 0; ++looked_at) {
+      look();
+      if (is_active()) return true;
+      if (looked_at == Config::kStages) return false;
+      skip();
+    }
+    return false;
   }
-  __device__ void give_turn() const { openmsa::cuda::give_turn(&shared_.turn, threadIdx.x % 128 == 0); }
 
   // scores = queries x keys of the stage.
   __device__ void issue_scores(float (&scores)[kScores]) const {
@@ -115,8 +122,8 @@ class Rows {
     issue_transposed_product<Element>(sums, weights, shared_.values[slot]);
   }
 
-  // The scores are there: what the softmax needs of the stage, and then the stage's keys and the last queries may go.
-  __device__ void finish_scores(RowPart (&parts)[2]) {
+  // What the softmax needs of the stage.
+  __device__ void read_parts(RowPart (&parts)[2]) const {
     const Step& step = shared_.steps[at_.slot];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -124,15 +131,19 @@ class Rows {
       parts[half].member = (step.members[number / 32] >> (number % 32) & 1) != 0;
       parts[half].limit = reaches_[half] - step.base;
     }
+  }
+
+  // The scores are there: the stage's keys and the last queries may go.
+  __device__ void release_keys() const {
     arrive(&shared_.keys_empty[at_.slot]);
-    if (is_last()) arrive(&shared_.tile_empty);
+    if (__builtin_expect(is_last(), false)) arrive(&shared_.tile_empty);
   }
 
   // Rows of values that no token of the tile sees may hold anything, and 0 x NaN is NaN: they become zeros. The other
   // group writes the same zeros.
   __device__ void prepare_values(const RingPosition<Config::kStages>& held, uint32_t keys) {
     held.wait_full(shared_.values_full);
-    if (keys >= kBlock) return;
+    if (__builtin_expect(keys >= kBlock, true)) return;
     const int thread = static_cast<int>(threadIdx.x) % 128;
     constexpr int kPieces = kPanelRowBytes / 16;
 #pragma unroll
@@ -152,77 +163,106 @@ class Rows {
     }
   }
 
-  __device__ void attend_tile(float (&sums)[kSums]) {
-    if (!find_first_block()) {
-      arrive(&shared_.tile_empty);
-      return;
-    }
-    float scores[kScores];
+  // From a tile's first block on, tile after tile as long as each begins near the end of the one before: the end of one
+  // tile is then under the begin of the next. True at the end of all; else a tile is at hand.
+  __device__ bool attend_from_block() {
+    float scores[kScores], sums[kSums] = {};
     uint32_t weights[kBlock / 16][4];
     RowPart parts[2];
     float rescale[2];
-    take_turn();
     issue_scores(scores);
-    give_turn();
+    read_parts(parts);
     wgmma_wait<0>();
     wgmma_pin(scores);
-    finish_scores(parts);
+    release_keys();
     add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
     pack(scores, weights);
     for (;;) {
       const RingPosition<Config::kStages> held = at_;
       const uint32_t keys = info_ & kTileKeysMask;
       const bool last = is_last();
+      const TileNumber tile = tile_;
+      const SoftmaxRow rows[2] = {rows_[0], rows_[1]};
       advance();
-      if (last) {
-        prepare_values(held, keys);
-        take_turn();
-        issue_values(sums, weights, held.slot);
-        give_turn();
-        wgmma_wait<0>();
-        wgmma_pin(sums);
-        arrive(&shared_.values_empty[held.slot]);
-        break;
+      if (__builtin_expect(last, false)) {
+        const bool at_end = left_ == 0;
+        bool is_over = at_end && !next_tile();
+        if (!at_end || is_over || !find_near_block()) {
+          prepare_values(held, keys);
+          issue_values(sums, weights, held.slot);
+          wgmma_wait<0>();
+          wgmma_pin(sums);
+          arrive(&shared_.values_empty[held.slot]);
+          write(tile, rows, sums);
+          if (at_end) return is_over;
+          for (; left_ > 0; skip()) look();
+          return !next_tile();
+        }
+      } else {
+        find_next_block();
       }
-      find_next_block();
       prepare_values(held, keys);
-      take_turn();
       issue_scores(scores);
       issue_values(sums, weights, held.slot);
-      give_turn();
+      read_parts(parts);
       wgmma_wait<1>();
       wgmma_pin(scores);
-      finish_scores(parts);
+      release_keys();
       // Under the product of the block before.
       add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
       wgmma_wait<0>();
       wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
       pack(scores, weights);
-      if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+      if (__builtin_expect(last, false)) {
+        write(tile, rows, sums);
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+      } else if (__builtin_expect(__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f), false)) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) sums[i] *= rescale[i / 2 % 2];
       }
     }
-    while (left_ > 0) {
-      look();
-      skip();
+  }
+
+  __device__ int64_t head_of(const TileNumber& tile, int half) const {
+    return (args_.first_head + tile.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
+  }
+
+  // A quarter of a thread's share of the row: 16 bytes of 64.
+  __device__ Element* out_of(const TileNumber& tile, int half) const {
+    return static_cast<Element*>(args_.out) + (tile.first + places_[half]) * args_.out_stride_token +
+           head_of(tile, half) * args_.out_stride_head + 8 * (lane_ % 4);
+  }
+
+  __device__ void write_lse(const TileNumber& tile, int half, float lse) const {
+    if (args_.lse == nullptr || lane_ % 4 != 0) return;
+    args_.lse[head_of(tile, half) * args_.lse_stride_head + (tile.first + places_[half]) * args_.lse_stride_token] =
+        lse;
+  }
+
+  // Rows of tokens that selected nothing.
+  __device__ void write_nothing() const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (tile_.first + places_[half] >= args_.tokens) continue;
+#pragma unroll
+      for (int i = 0; i < kSums / 16; ++i) *reinterpret_cast<uint4*>(out_of(tile_, half) + 32 * i) = uint4{};
+      write_lse(tile_, half, -INFINITY);
     }
   }
 
-  __device__ void write(const float (&sums)[kSums]) const {
+  __device__ void write(const TileNumber& tile, const SoftmaxRow (&rows)[2], const float (&sums)[kSums]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = rows_[half].sum;
+      float sum = rows[half].sum;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       // Rows that see nothing, or no score above -inf, have no weights.
       const float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
       float probes[4] = {};  // NaN where a number is not finite
-      const int64_t head = (args_.first_head + tile_.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
-      auto* const out = static_cast<Element*>(args_.out) + token(half) * args_.out_stride_token +
-                        head * args_.out_stride_head + 8 * (lane_ % 4);
-      const bool exists = token(half) < args_.tokens;
+      Element* const out = out_of(tile, half);
+      const bool exists = tile.first + places_[half] < args_.tokens;
 #pragma unroll
       for (int i = 0; i < kSums / 16; ++i) {
         uint32_t words[4];
@@ -238,14 +278,11 @@ class Rows {
       if (!exists) continue;
       // A row whose scores are not finite is not to be anything else.
       if (probes[0] + probes[1] + probes[2] + probes[3] != 0.0f && fabsf(sum) < INFINITY) {
-        args_.suspects[tile_.number] = 1;
+        args_.suspects[tile.number] = 1;
         args_.header->has_suspect = 1;
       }
-      if (args_.lse != nullptr && lane_ % 4 == 0) {
-        constexpr float kLogOfTwo = 0.693147180559945309f;
-        args_.lse[head * args_.lse_stride_head + token(half) * args_.lse_stride_token] =
-            (rows_[half].offset() + log2_approximate(sum)) * kLogOfTwo;
-      }
+      constexpr float kLogOfTwo = 0.693147180559945309f;
+      write_lse(tile, half, (rows[half].offset + log2_approximate(sum)) * kLogOfTwo);
     }
   }
 
@@ -254,6 +291,7 @@ class Rows {
   const int group_, lane_, row_;
   const int32_t places_[2];  // of the thread's two rows: tokens of the tile
   TileNumber tile_;
+  uint32_t tile_phase_ = 0;
   int32_t left_ = 0;  // stages of the tile not yet passed
   uint32_t info_ = 0;
   int32_t reaches_[2];

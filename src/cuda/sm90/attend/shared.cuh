@@ -44,7 +44,6 @@ struct Shared {
   uint64_t tile_full, tile_empty;                                    // the number and its queries
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];  // the step too
   uint64_t values_full[Config::kStages], values_empty[Config::kStages];
-  uint32_t turn;  // to issue products
 };
 // Dynamic shared memory starts at a multiple of 16 bytes only; the kernel moves up to one of 1024.
 template <typename Config>

@@ -1,6 +1,7 @@
 // The running softmax of a thread's two rows of a product.
 #pragma once
 
+#include <cfloat>
 #include <cstdint>
 
 #include "cuda/common/instructions/exp2.cuh"
@@ -8,18 +9,16 @@
 
 namespace openmsa::cuda::sm90::attend {
 
-// A score counts in units of log 2: score * factor. Weights are 2^(score * factor - offset), where the offset is the
-// largest such score so far less at most kSlack, or 0 while that is infinite: the sum of a row with a score of +inf is
-// +inf, with a NaN it is NaN.
+// A score counts in units of log 2: score * factor. Weights are 2^(score * factor - offset).
 struct SoftmaxRow {
-  float largest = -INFINITY;
+  // Near the largest such score so far: a new one moves the offset only when it lies more than kSlack above, so that few
+  // blocks rescale what was summed up before. Weights stay below 2^kSlack, which every element type holds. 0 while the
+  // largest score is +inf: the sum is then +inf, with a NaN it is NaN. Before the first score, nothing is left of
+  // whatever is rescaled.
+  float offset = -FLT_MAX;
+  float ceiling = -INFINITY;  // above it, a score moves the offset
   float sum = 0;
-
-  __device__ float offset() const { return fabsf(largest) < INFINITY ? largest : 0.0f; }
 };
-
-// Up to so far above it a new score leaves the offset where it is, so that few blocks rescale what was summed up before.
-// Weights stay below 2^8: every element type holds them, and the sums of a row are far from overflow.
 inline constexpr float kSlack = 8;
 
 // A row's part in the block at hand: whether it takes part, and the keys that it sees.
@@ -48,33 +47,36 @@ template <int kSums>
 __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)[2], float factor, int lane,
                                   SoftmaxRow (&rows)[2], float (&rescale)[2]) {
   constexpr int kBlock = kSums * 2;
-  if (__any_sync(~0u, (parts[0].member && parts[0].limit < kBlock) || (parts[1].member && parts[1].limit < kBlock))) {
+  if (__builtin_expect(__any_sync(~0u, min(parts[0].limit, parts[1].limit) < kBlock), false)) {
     hide_columns(scores, parts, lane);
   }
-  float slope[2], shift[2];
+  float largest[2], slope[2], shift[2];
+  row_maxima(scores, largest);
+#pragma unroll
+  for (int distance = 1; distance <= 2; distance *= 2) {
+    const float others[2] = {__shfl_xor_sync(~0u, largest[0], distance), __shfl_xor_sync(~0u, largest[1], distance)};
+    largest[0] = fmaxf(largest[0], others[0]);
+    largest[1] = fmaxf(largest[1], others[1]);
+  }
   bool huge = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float largest = row_max(scores, half);
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 2));
     SoftmaxRow& row = rows[half];
-    const SoftmaxRow before = row;
     const bool member = parts[half].member;
-    const float scaled = largest * factor;
-    const bool rises = member && scaled > before.largest + kSlack;
-    row.largest = rises ? scaled : before.largest;
-    // Nothing summed up so far: whatever the offsets, it stays nothing.
-    const float fall = before.largest == -INFINITY ? 0.0f : exp2_approximate(before.offset() - row.offset());
-    rescale[half] = rises ? fall : 1.0f;
+    const float scaled = largest[half] * factor;
+    const bool rises = member && scaled > row.ceiling;
+    const float offset = scaled < INFINITY ? scaled : 0.0f;
+    rescale[half] = rises ? exp2_approximate(row.offset - offset) : 1.0f;
+    row.offset = rises ? offset : row.offset;
+    row.ceiling = rises ? scaled + kSlack : row.ceiling;
     slope[half] = member ? factor : 0.0f;
-    shift[half] = member ? -row.offset() : -INFINITY;
-    huge |= member && fabsf(row.offset()) > kHugeOffset;
+    shift[half] = member ? -row.offset : -INFINITY;
+    huge |= member && fabsf(row.offset) > kHugeOffset;
   }
-  if (__any_sync(~0u, huge)) {
+  if (__builtin_expect(__any_sync(~0u, huge), false)) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
-      scores[i] = static_cast<float>(static_cast<double>(scores[i]) * factor - rows[i / 2 % 2].offset());
+      scores[i] = static_cast<float>(static_cast<double>(scores[i]) * factor - rows[i / 2 % 2].offset);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -91,7 +93,7 @@ __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)
   }
   // Infinite or NaN scores of a row that takes no part made weights out of nothing.
   const bool stray[2] = {!parts[0].member && !(sums[0] == 0.0f), !parts[1].member && !(sums[1] == 0.0f)};
-  if (__any_sync(~0u, stray[0] || stray[1])) {
+  if (__builtin_expect(__any_sync(~0u, stray[0] || stray[1]), false)) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       if (stray[i / 2 % 2]) scores[i] = 0.0f;

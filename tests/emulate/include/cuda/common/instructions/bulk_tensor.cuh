@@ -18,4 +18,7 @@ void copy_box(void* shared, const CUtensorMap* map, uint64_t* barrier, Coordinat
   emulate::copy_box(shared, map, barrier, std::array{static_cast<int32_t>(coordinates)...});
 }
 
+template <typename... Coordinates>
+void prefetch_box(const CUtensorMap* /*map*/, Coordinates... /*coordinates*/) {}
+
 }  // namespace openmsa::cuda
