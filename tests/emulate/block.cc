@@ -115,7 +115,8 @@ void Block::finish_thread() {
   if (!thread.products.groups.empty() || thread.products.committed != thread.products.issued) {
     block.fault("a thread ends with matrix products that it never waited for");
   }
-  if (!thread.stores.empty() || thread.open_stores != 0) block.fault("a thread ends with bulk stores that it never waited for");
+  if (!thread.stores.empty() || thread.open_stores != 0)
+    block.fault("a thread ends with bulk stores that it never waited for");
   thread.finished = true;
   --block.unfinished_;
   // __syncthreads does not wait for threads that are gone.

@@ -155,12 +155,12 @@ class Block {
   std::string fault_;
   std::minstd_rand random_;
   bool land_now_ = false;  // somebody polls
-  double landing_ = 0;  // probability that a transfer lands before a thread runs
+  double landing_ = 0;     // probability that a transfer lands before a thread runs
 
   std::deque<std::deque<Meeting>> meetings_;  // by warp; their addresses stay
   NamedBarrier named_[kNamedBarriers];
   std::unordered_map<const uint64_t*, MemoryBarrier> barriers_;
-  std::vector<Transfer> transfers_;
+  std::deque<Transfer> transfers_;
   std::vector<int> limits_;  // registers per thread, by warp
   int64_t free_registers_ = 0;
   Waiting register_waiting_;

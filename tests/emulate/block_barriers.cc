@@ -93,8 +93,8 @@ void Block::wait_phase(uint64_t* at, uint32_t parity) {
   maybe_give_way();
   // Like the instruction, it knows the parity alone: whoever comes a phase late waits for the one after.
   while ((memory_barrier(at, "mbarrier.try_wait").phase & 1) == (parity & 1)) {
-    wait(memory_barrier(at, "mbarrier.try_wait").waiting, (parity & 1) != 0 ? "mbarrier, parity 1" : "mbarrier, parity 0",
-         at);
+    wait(memory_barrier(at, "mbarrier.try_wait").waiting,
+         (parity & 1) != 0 ? "mbarrier, parity 1" : "mbarrier, parity 0", at);
   }
 }
 

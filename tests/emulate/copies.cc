@@ -166,7 +166,8 @@ void copy_bytes(void* shared, const void* global, uint32_t bytes, uint64_t* barr
   constexpr const char* kName = "cp.async.bulk to shared memory";
   Block& block = Block::current();
   block.maybe_give_way();
-  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     block.fault(std::string(kName) + ": an address or the size is no multiple of 16");
   }
   static_cast<void>(block.memory_barrier(barrier, kName));
@@ -182,7 +183,8 @@ void store_bytes(void* global, const void* shared, uint32_t bytes) {
   constexpr const char* kName = "cp.async.bulk to global memory";
   Block& block = Block::current();
   block.maybe_give_way();
-  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 || reinterpret_cast<uintptr_t>(global) % 16 != 0) {
+  if (bytes % 16 != 0 || reinterpret_cast<uintptr_t>(shared) % 16 != 0 ||
+      reinterpret_cast<uintptr_t>(global) % 16 != 0) {
     block.fault(std::string(kName) + ": an address or the size is no multiple of 16");
   }
   start_store(kName, shared, bytes, [=] { std::memcpy(global, shared, bytes); });

@@ -12,8 +12,8 @@ namespace openmsa::emulate {
 namespace {
 
 constexpr int kRows = 64;
-constexpr int kStepBytes = 32;   // of k
-constexpr int kMostDepth = 32;   // elements of k
+constexpr int kStepBytes = 32;  // of k
+constexpr int kMostDepth = 32;  // elements of k
 constexpr int kMostColumns = 256;
 constexpr int kPiece = 16;
 
@@ -153,7 +153,8 @@ void decode_registers(const Product& product, Matrices& m) {
   for (int thread = 0; thread < kWarpgroupThreads; ++thread) {
     float values[kPiece];
     decode_piece(product.shape.type,
-                 reinterpret_cast<const unsigned char*>(&product.a_words[static_cast<std::size_t>(4 * thread)]), values);
+                 reinterpret_cast<const unsigned char*>(&product.a_words[static_cast<std::size_t>(4 * thread)]),
+                 values);
     for (int word = 0; word < 4; ++word) {
       const int row = thread / 32 * 16 + thread % 32 / 4 + word % 2 * 8;
       const int k = word / 2 * (kPiece / bytes) + thread % 4 * per_word;
@@ -199,7 +200,8 @@ void execute(Product& product) {
   } else {
     decode_operand(shape, product.a, shape.a_is_mn_major, kRows, [](int row, int k, float v) { m.a[row][k] = v; });
   }
-  decode_operand(shape, product.b, shape.b_is_mn_major, shape.n, [](int column, int k, float v) { m.b[k][column] = v; });
+  decode_operand(shape, product.b, shape.b_is_mn_major, shape.n,
+                 [](int column, int k, float v) { m.b[k][column] = v; });
   multiply(m, kStepBytes / element_bytes(shape.type), shape.n, product.result.data());
   product.done = true;
 }

@@ -25,12 +25,12 @@ struct Product {
   bool accumulate = false;
   bool continued = false;  // a later product adds to the same sums
   bool done = false, released = false;
-  int issued = 0, retired = 0;              // threads
-  Product* before = nullptr;                // the product whose sums this one continues
-  std::vector<float> result;                // [64][n]
-  std::vector<uint32_t> a_words;            // [128][4]
-  std::vector<float*> sums;                 // [128]
-  std::vector<uint32_t> reads;              // shared addresses of its 16-byte pieces
+  int issued = 0, retired = 0;    // threads
+  Product* before = nullptr;      // the product whose sums this one continues
+  std::vector<float> result;      // [64][n]
+  std::vector<uint32_t> a_words;  // [128][4]
+  std::vector<float*> sums;       // [128]
+  std::vector<uint32_t> reads;    // shared addresses of its 16-byte pieces
 };
 
 // The products of a warpgroup that some of its threads have not waited for, oldest first.

@@ -1,7 +1,7 @@
 // The CUDA runtime's API, on the host: one device, whose kernels run thread block after thread block.
 //
-// OPENMSA_EMULATE_SEED      0 (default): threads in order, copies late. Else a random schedule, the same for the same seed
-// OPENMSA_EMULATE_THREADS   thread blocks at a time, one on each operating system thread (default 1)
+// OPENMSA_EMULATE_SEED      0 (default): threads in order, copies late. Else a random schedule, the same for the same
+// seed OPENMSA_EMULATE_THREADS   thread blocks at a time, one on each operating system thread (default 1)
 // OPENMSA_EMULATE_PROCESSORS  multiprocessors that the device says it has (default 4)
 #include <cuda.h>
 #include <cuda_runtime.h>
@@ -17,8 +17,8 @@
 #include <random>
 #include <string>
 #include <thread>
-#include <utility>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "emulate/block.h"
@@ -233,7 +233,8 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
   const std::lock_guard lock(device().mutex);
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const auto after = device().allocations.upper_bound(address);
-  const bool ours = after != device().allocations.begin() && address < std::prev(after)->first + std::prev(after)->second;
+  const bool ours =
+      after != device().allocations.begin() && address < std::prev(after)->first + std::prev(after)->second;
   *attributes = {ours ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered, 0};
   return cudaSuccess;
 }
@@ -291,8 +292,9 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute /*attribu
 #if defined(__GNUC__)
 __attribute__((no_sanitize_address))
 #endif
-cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared_bytes,
-                             cudaStream_t stream) {
+cudaError_t
+cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared_bytes,
+                 cudaStream_t stream) {
   constexpr std::size_t kWithoutAsking = 48 * 1024;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   if (threads == 0 || threads > openmsa::emulate::kMostThreads || grid.x == 0 || grid.y == 0 || grid.z == 0 ||

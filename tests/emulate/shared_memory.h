@@ -8,7 +8,7 @@
 namespace openmsa::emulate {
 
 inline constexpr int64_t kMostSharedBytes = 227 * 1024;
-inline constexpr int64_t kSharedStart = 1024;  // its shared address: what the system keeps for itself comes before
+inline constexpr int64_t kSharedStart = 1024;   // its shared address: what the system keeps for itself comes before
 inline constexpr unsigned char kPoison = 0xff;  // NaN of every float type
 
 class SharedMemory {

@@ -2,8 +2,8 @@
 // variables and functions here, the runtime's API in runtime_api.h.
 #pragma once
 
-#include <bit>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <concepts>
 #include <cstdint>
@@ -156,8 +156,7 @@ T atomicMin(T* at, std::type_identity_t<T> value) {
 // ---- Arithmetic -----------------------------------------------------------------------------------------------------
 
 template <typename A, typename B>
-  requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr auto max(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr auto max(A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>) {
     return std::fmax(static_cast<T>(a), static_cast<T>(b));
@@ -166,8 +165,7 @@ constexpr auto max(A a, B b) {
   }
 }
 template <typename A, typename B>
-  requires(std::is_arithmetic_v<A> && std::is_arithmetic_v<B>)
-constexpr auto min(A a, B b) {
+requires(std::is_arithmetic_v<A>&& std::is_arithmetic_v<B>) constexpr auto min(A a, B b) {
   using T = std::common_type_t<A, B>;
   if constexpr (std::is_floating_point_v<T>) {
     return std::fmin(static_cast<T>(a), static_cast<T>(b));

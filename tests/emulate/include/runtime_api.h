@@ -1,5 +1,5 @@
-// The CUDA runtime's API as far as the sm90 backend and its tests call it. Work runs when it is queued, unless its stream
-// is captured; pointers to device memory are pointers to host memory.
+// The CUDA runtime's API as far as the sm90 backend and its tests call it. Work runs when it is queued, unless its
+// stream is captured; pointers to device memory are pointers to host memory.
 #pragma once
 
 #include <cstddef>

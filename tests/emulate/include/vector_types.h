@@ -1,18 +1,18 @@
 #pragma once
 
 // Vectors of CUDA, with their alignments.
-#define OPENMSA_EMULATE_VECTORS(name, type)                                              \
-  struct alignas(2 * sizeof(type)) name##2 {                                             \
-    type x, y;                                                                           \
-  };                                                                                     \
-  struct name##3 {                                                                       \
-    type x, y, z;                                                                        \
-  };                                                                                     \
-  struct alignas(4 * sizeof(type) < 16 ? 4 * sizeof(type) : 16) name##4 {                \
-    type x, y, z, w;                                                                     \
-  };                                                                                     \
-  constexpr name##2 make_##name##2(type x, type y) { return {x, y}; }                    \
-  constexpr name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; }         \
+#define OPENMSA_EMULATE_VECTORS(name, type)                                      \
+  struct alignas(2 * sizeof(type)) name##2 {                                     \
+    type x, y;                                                                   \
+  };                                                                             \
+  struct name##3 {                                                               \
+    type x, y, z;                                                                \
+  };                                                                             \
+  struct alignas(4 * sizeof(type) < 16 ? 4 * sizeof(type) : 16) name##4 {        \
+    type x, y, z, w;                                                             \
+  };                                                                             \
+  constexpr name##2 make_##name##2(type x, type y) { return {x, y}; }            \
+  constexpr name##3 make_##name##3(type x, type y, type z) { return {x, y, z}; } \
   constexpr name##4 make_##name##4(type x, type y, type z, type w) { return {x, y, z, w}; }
 
 OPENMSA_EMULATE_VECTORS(char, signed char)

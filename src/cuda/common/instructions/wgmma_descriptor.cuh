@@ -21,8 +21,8 @@ __device__ inline uint64_t wgmma_descriptor(const void* start) {
          (kStrideOffset << 32) | (kSwizzle << 62);
 }
 
-// Matrix descriptor of an operand whose rows run along k and hold 64 elements of 2 bytes of the other dimension, with the
-// 128-byte swizzle: `panel_bytes` from 64 such elements to the next 64. `start` is aligned to 8 rows.
+// Matrix descriptor of an operand whose rows run along k and hold 64 elements of 2 bytes of the other dimension, with
+// the 128-byte swizzle: `panel_bytes` from 64 such elements to the next 64. `start` is aligned to 8 rows.
 __device__ inline uint64_t wgmma_descriptor_transposed(const void* start, int panel_bytes) {
   constexpr uint64_t kStrideOffset = 8 * 128 / 16;  // eight rows of k
   constexpr uint64_t kSwizzle = 1;

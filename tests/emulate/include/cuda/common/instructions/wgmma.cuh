@@ -34,8 +34,8 @@ void wgmma_product(Element element, float (&d)[kSums], const uint32_t (&a)[4], u
 }
 template <typename Element, int kSums>
 void wgmma_product_transposed(Element element, float (&d)[kSums], const uint32_t (&a)[4], uint64_t b) {
-  emulate::issue_product(
-      {.type = product_type(element), .n = 2 * kSums, .a_in_registers = true, .b_is_mn_major = true}, d, 0, a, b, true);
+  emulate::issue_product({.type = product_type(element), .n = 2 * kSums, .a_in_registers = true, .b_is_mn_major = true},
+                         d, 0, a, b, true);
 }
 
 }  // namespace openmsa::cuda
