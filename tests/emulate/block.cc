@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "api/error.h"
+
 constinit thread_local uint3 threadIdx{}, blockIdx{};
 constinit thread_local dim3 blockDim{}, gridDim{};
 
@@ -21,8 +23,9 @@ std::string thread_ranges(const std::vector<int>& numbers) {
   for (std::size_t i = 0; i < numbers.size();) {
     std::size_t end = i + 1;
     while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    text += (text.empty() ? "" : ", ") + std::to_string(numbers[i]);
-    if (end - i > 1) text += "-" + std::to_string(numbers[end - 1]);
+    if (!text.empty()) text += ", ";
+    text += std::to_string(numbers[i]);
+    if (end - i > 1) text.append("-").append(std::to_string(numbers[end - 1]));
     i = end;
   }
   return text;
@@ -133,8 +136,7 @@ void Block::check_finished() {
 
 void Block::fault(const std::string& what) {
   if (running_ == nullptr) throw Fault(what);
-  fault_ = what + " (thread " + std::to_string(running_->number) + " of thread block " + std::to_string(::blockIdx.x) +
-           ", " + std::to_string(::blockIdx.y) + ")";
+  fault_ = join(what, " (thread ", running_->number, " of thread block ", ::blockIdx.x, ", ", ::blockIdx.y, ")");
   switch_fiber(running_->fiber, scheduler_, true);
   __builtin_unreachable();
 }
@@ -182,21 +184,19 @@ std::string Block::deadlock() const {
   for (const Thread& thread : threads_) {
     if (!thread.finished) waiting[{thread.waits_for, thread.waits_on}].push_back(thread.number);
   }
-  std::string text = "deadlock in thread block " + std::to_string(::blockIdx.x) + ", " + std::to_string(::blockIdx.y);
+  std::string text = join("deadlock in thread block ", ::blockIdx.x, ", ", ::blockIdx.y);
   for (const auto& [what, numbers] : waiting) {
-    text += "\n  threads " + thread_ranges(numbers) + " wait for " + what.first;
-    const auto barrier = barriers_.find(static_cast<const uint64_t*>(what.second));
+    const auto& [name, on] = what;
+    text += join("\n  threads ", thread_ranges(numbers), " wait for ", name);
+    const auto barrier = barriers_.find(static_cast<const uint64_t*>(on));
     if (barrier != barriers_.end()) {
       const MemoryBarrier& b = barrier->second;
-      text += " at shared address " +
-              (SharedMemory::contains(what.second) ? std::to_string(SharedMemory::address(what.second)) : "(static)") +
-              ": phase " + std::to_string(b.phase) + ", " + std::to_string(b.missing) + " of " +
-              std::to_string(b.arrivals) + " arrivals and " + std::to_string(b.bytes) + " bytes are missing";
+      text += join(SharedMemory::contains(on) ? join(" at shared address ", SharedMemory::address(on)) : "", ": phase ",
+                   b.phase, ", ", b.missing, " of ", b.arrivals, " arrivals and ", b.bytes, " bytes are missing");
     }
-    if (what.second >= static_cast<const void*>(named_) && what.second < static_cast<const void*>(std::end(named_))) {
-      const auto* const named = static_cast<const NamedBarrier*>(what.second);
-      text += " " + std::to_string(named - named_) + ": " + std::to_string(named->arrived) + " of " +
-              std::to_string(named->expected) + " threads have arrived";
+    const auto* const named = static_cast<const NamedBarrier*>(on);
+    if (named >= named_ && named < std::end(named_)) {
+      text += join(" ", named - named_, ": ", named->arrived, " of ", named->expected, " threads have arrived");
     }
   }
   return text;

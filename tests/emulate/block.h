@@ -64,6 +64,8 @@ struct NamedBarrier {
   int expected = 0;  // threads; 0 before the first arrives
   int arrived = 0;
   std::bitset<kMostThreads> who;
+  int votes = 0;       // of those that have arrived
+  int last_votes = 0;  // when it opened last
   Waiting waiting;
 };
 
@@ -114,7 +116,8 @@ class Block {
   // block_warps.cc
   const uint64_t (&meet(uint32_t mask, uint64_t value, const char* instruction))[kWarpThreads];
   // block_barriers.cc
-  void arrive_named(int id, int count, bool wait_there, const char* instruction);
+  // Returns how many threads voted, if it waits.
+  int arrive_named(int id, int count, bool wait_there, const char* instruction, bool vote = false);
   bool open_named_if_full(NamedBarrier& barrier);
   MemoryBarrier& memory_barrier(const uint64_t* at, const char* instruction);
   void init_memory_barrier(uint64_t* at, int arrivals);
@@ -157,7 +160,7 @@ class Block {
   std::deque<std::deque<Meeting>> meetings_;  // by warp; their addresses stay
   NamedBarrier named_[kNamedBarriers];
   std::unordered_map<const uint64_t*, MemoryBarrier> barriers_;
-  std::vector<Transfer> transfers_;
+  std::deque<Transfer> transfers_;
   std::vector<int> limits_;  // registers per thread, by warp
   int64_t free_registers_ = 0;
   Waiting register_waiting_;

@@ -1,5 +1,6 @@
 // Barriers: bar, mbarrier, and the register pool.
 #include <string>
+#include <utility>
 
 #include "emulate/block.h"
 
@@ -11,7 +12,7 @@ uint64_t seal(const uint64_t* at) { return reinterpret_cast<uintptr_t>(at) ^ 0x6
 
 }  // namespace
 
-void Block::arrive_named(int id, int count, bool wait_there, const char* instruction) {
+int Block::arrive_named(int id, int count, bool wait_there, const char* instruction, bool vote) {
   maybe_give_way();
   const auto problem = [&](const std::string& what) {
     fault(std::string(instruction) + " " + std::to_string(id) + ": " + what);
@@ -31,13 +32,16 @@ void Block::arrive_named(int id, int count, bool wait_there, const char* instruc
   if (barrier.who[number]) problem("a thread arrives twice before the others have come");
   barrier.who[number] = true;
   ++barrier.arrived;
+  barrier.votes += vote ? 1 : 0;
   if (!open_named_if_full(barrier) && wait_there) wait(barrier.waiting, "barrier", &barrier);
+  return barrier.last_votes;
 }
 
 bool Block::open_named_if_full(NamedBarrier& barrier) {
   if (barrier.arrived == 0 || barrier.arrived != barrier.expected) return false;
   barrier.expected = barrier.arrived = 0;
   barrier.who.reset();
+  barrier.last_votes = std::exchange(barrier.votes, 0);
   wake(barrier.waiting);
   return true;
 }

@@ -5,7 +5,7 @@
 
 namespace openmsa::emulate {
 
-void sync_block() { Block::current().arrive_named(0, 0, true, "__syncthreads"); }
+int sync_block(bool vote) { return Block::current().arrive_named(0, 0, true, "__syncthreads", vote); }
 void sync_named(int id, int threads) { Block::current().arrive_named(id, threads, true, "bar.sync"); }
 void arrive_named(int id, int threads) { Block::current().arrive_named(id, threads, false, "bar.arrive"); }
 void give_way() { Block::current().give_way(); }

@@ -7,7 +7,8 @@
 
 namespace openmsa::emulate {
 
-void sync_block();
+// Returns how many threads voted.
+int sync_block(bool vote);
 void sync_named(int id, int threads);
 void arrive_named(int id, int threads);
 void give_way();

@@ -29,7 +29,10 @@ inline constexpr int warpSize = 32;
 
 // ---- Barriers, votes, shuffles --------------------------------------------------------------------------------------
 
-inline void __syncthreads() { openmsa::emulate::sync_block(); }
+inline void __syncthreads() { openmsa::emulate::sync_block(false); }
+inline int __syncthreads_count(int vote) { return openmsa::emulate::sync_block(vote != 0); }
+inline int __syncthreads_or(int vote) { return openmsa::emulate::sync_block(vote != 0) > 0 ? 1 : 0; }
+inline int __syncthreads_and(int vote) { return openmsa::emulate::sync_block(vote == 0) == 0 ? 1 : 0; }
 inline void __syncwarp(unsigned mask = ~0u) { openmsa::emulate::meet_lanes(mask, 0, "__syncwarp"); }
 
 inline unsigned __ballot_sync(unsigned mask, bool value) {
