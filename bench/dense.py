@@ -19,13 +19,21 @@ LONGEST = 2**17  # beyond, a time grows with the square
 FA4_OVER_CUDNN = {8192: 1.86 / 1.89, 32768: 27.0 / 29.8, 131072: 428.9 / 509.0}
 
 
-def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Dense:
-    heads_first = [x.transpose(0, 1)[None] for x in (q, k, v)]
+def torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    heads_first = (x.transpose(0, 1)[None] for x in (q, k, v))
+    out = scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)  # type: ignore[misc, arg-type]
+    return out[0].transpose(0, 1)
 
+
+def without_gpu(q: Tensor, k: Tensor, v: Tensor) -> Dense:
+    """Shows that a bench works."""
+    return lambda: torch_attention(q, k, v)
+
+
+def cudnn(q: Tensor, k: Tensor, v: Tensor) -> Dense:
     def attend() -> Tensor:
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            out = scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)
+            return torch_attention(q, k, v)
 
     return attend
 
@@ -60,12 +68,6 @@ def fa4_packed(q: Tensor, k: Tensor, v: Tensor, queries: Sequence[int], keys: Se
     return attend
 
 
-def torch_attention(q: Tensor, k: Tensor, v: Tensor) -> Dense:
-    """Without a GPU: shows that a bench works."""
-    heads_first = [x.transpose(0, 1)[None] for x in (q, k, v)]
-    return lambda: scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True)[0].transpose(0, 1)
-
-
 def checked(name: str, make: Callable[[], Dense], check: Callable[[Tensor], object]) -> dict[str, Dense]:
     """The call by its name once its result is right; nothing, after a line that says why, where it fails."""
     try:
@@ -81,7 +83,7 @@ def checked(name: str, make: Callable[[], Dense], check: Callable[[Tensor], obje
 def dense_calls(q: Tensor, k: Tensor, v: Tensor, names: Sequence[str] = ("fa4", "cudnn")) -> dict[str, Dense]:
     """Those of the libraries that run here, by their names in the results. OPENMSA_PEERS as in peers.py."""
     find_peers()
-    makers = {"fa4": fa4, "cudnn": cudnn} if q.is_cuda else {"torch": torch_attention}
+    makers = {"fa4": fa4, "cudnn": cudnn} if q.is_cuda else {"torch": without_gpu}
     n = q.shape[0]
     rows = torch.tensor([n // 2, n - 2, n - 1])
     calls: dict[str, Dense] = {}

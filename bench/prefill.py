@@ -145,7 +145,8 @@ class Bench:
         if n > LONGEST:
             self._time_dense()
         q, k, v = self.main_vectors(n)
-        tensors = q, k, v, *self._vectors.get(selection, n, dtype)
+        index_q, index_k = self._vectors.get(selection, n, dtype)
+        tensors = q, k, v, index_q, index_k
         ours = Prefill(*tensors)
         calls: dict[str, Callable[[], object]] = {}
         rows = sample_rows(n, CHECKED_ROWS)
@@ -162,7 +163,7 @@ class Bench:
     def real(self, path: Path) -> None:
         import safetensors
 
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             config = json.loads(file.metadata()["config"])
             names = ("q", "k", "v", "index_q", "index_k")
             tensors = tuple(file.get_tensor(name).to(self._run.device, torch.bfloat16) for name in names)
@@ -238,7 +239,8 @@ class Bench:
         self, case: str, selection: str, dtype: str, n: int, own: Measured, beside: dict[str, float], flop: float
     ) -> None:
         run = self._run
-        for name, ms in (beside or {"": None}).items():
+        rows: dict[str, float | None] = {**beside} or {"": None}
+        for name, ms in rows.items():
             row = Row(
                 case, selection, dtype, n, 1, own.ms, run.machine, name, ms, useful_tflops=flop / own.ms / 1e9,
                 clock_mhz=own.clock_mhz,

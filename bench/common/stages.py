@@ -64,7 +64,7 @@ def stage_times(call: Call) -> dict[str, float]:
         kernels = [
             Kernel(event.name, event.time_range.start, event.time_range.end)
             for event in profile.events() or []
-            if event.device_type == torch.autograd.DeviceType.CUDA
+            if event.device_type.name == "CUDA"
         ]
         if kernels:
             recorded.append(spans(kernels))
