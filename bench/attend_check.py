@@ -24,17 +24,22 @@ def selected_keys(indices: Tensor, visible: int, block: int) -> Tensor:
 
 
 def check_attention(
-    out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, rows: Tensor, *, block: int = 128
-) -> float:
+    out: Tensor, lse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, indices: Tensor | None, rows: Tensor, *,
+    block: int = 128,
+) -> float:  # fmt: skip
     """The worst relative error of a row, after raising WrongAttentionError where one exceeds its tolerance. `out`
-    [n_q, Hq, D], `lse` [Hq, n_q] or None, contiguous k and v [n_k, Hkv, D], indices [Hi, n_q, topk]."""
+    [n_q, Hq, D], `lse` [Hq, n_q] or None, contiguous k and v [n_k, Hkv, D], indices [Hi, n_q, topk]; None: dense."""
     n_q, heads, dim = q.shape
-    index_heads, kv_heads = indices.shape[0], k.shape[1]
+    kv_heads = k.shape[1]
+    index_heads = kv_heads if indices is None else indices.shape[0]
     group, worst = heads // index_heads, 0.0
     for row in rows.tolist():
         visible = k.shape[0] - n_q + row + 1
         for head in range(index_heads):
-            keys = selected_keys(indices[head, row].cpu(), visible, block).to(k.device)
+            if indices is None:
+                keys = torch.arange(visible, device=k.device)
+            else:
+                keys = selected_keys(indices[head, row].cpu(), visible, block).to(k.device)
             kv_head = head * kv_heads // index_heads
             mine = slice(head * group, (head + 1) * group)
             scores = q[row, mine].double() @ k[keys, kv_head].double().T / math.sqrt(dim)

@@ -51,6 +51,49 @@ def select_on_hopper() -> None:
     save(figure, "select_h200.svg")
 
 
+def prefill_on_hopper() -> None:
+    """How many times as fast a prefill is as the faster dense attention, by context."""
+    dense = {"fa4", "cudnn", "fa4-scaled", "fa4-extrapolated"}
+    places = {
+        ("fp8index", "overlap"): ((0, 7), "center"),
+        ("bf16", "overlap"): ((8, -6), "left"),
+        ("bf16", "random"): ((8, -10), "left"),
+    }
+    figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for dtype, name in (("fp8index", "fp8 index"), ("bf16", "bf16")):
+        for selection, words, line in (("overlap", "neighbours choose alike", "-"), ("random", "unrelated", "--")):
+            ratios: dict[int, float] = {}
+            timed = rows("h200/prefill.csv", case="prefill", selection=selection, dtype=dtype)
+            for row in timed:
+                if row["baseline"] in dense:
+                    n, ratio = int(row["n"]), float(row["ratio"])
+                    ratios[n] = min(ratio, ratios.get(n, ratio))  # the fastest baseline counts
+            if not ratios:
+                continue
+            lengths = sorted(ratios)
+            times = [ratios[n] for n in lengths]
+            label = f"{name}, {words}"
+            axes.plot(lengths, times, marker="o", color=COLORS[dtype], linestyle=line, label=label)
+            if (dtype, selection) in places:
+                offset, align = places[dtype, selection]
+                for n, ratio in zip(lengths, times, strict=True):
+                    shown = f"{ratio:.1f}x" if ratio < 10 else f"{ratio:.0f}x"
+                    axes.annotate(shown, (n, ratio), offset, textcoords="offset points", ha=align, fontsize=8.5)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="times as fast as dense attention")
+    ticks = sorted({int(row["n"]) for row in rows("h200/prefill.csv", case="prefill") if row["selection"] != "real"})
+    axes.set_xticks(ticks, [length(str(n)) for n in ticks])
+    axes.minorticks_off()
+    shown = [t for t in (0.5, 1, 2, 5, 10, 20, 50) if axes.get_ylim()[0] <= t <= axes.get_ylim()[1]]
+    axes.set_yticks(shown, [f"{t:g}x" for t in shown])
+    axes.text(ticks[-1], 1.04, "FlashAttention 4 or cuDNN", ha="right", va="bottom", fontsize=9)
+    title = f"prefill beside the faster dense attention on one {rows('h200/prefill.csv')[0]['gpu']}"
+    axes.set_title(title, fontsize=10.5)
+    axes.legend(frameon=False, fontsize=8.5, loc="upper left")
+    axes.grid(axis="y", alpha=0.25)
+    save(figure, "prefill_h200.svg")
+
+
 def cpu_beside_pytorch() -> None:
     """How many times as fast the cpu backend is as PyTorch's dense attention in its faster type."""
     cases = (
@@ -79,4 +122,6 @@ def cpu_beside_pytorch() -> None:
 
 if __name__ == "__main__":
     select_on_hopper()
+    if (RESULTS / "h200" / "prefill.csv").exists():
+        prefill_on_hopper()
     cpu_beside_pytorch()

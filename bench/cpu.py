@@ -18,7 +18,6 @@ earlier runs with other keys stay. The whole takes about six minutes on two core
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
 import sys
 import time
@@ -29,7 +28,7 @@ from typing import Any
 
 import openmsa
 import torch
-from common.results import FIELDS, Machine, Row, machine, write_table
+from common.results import FIELDS, Machine, Row, machine, merge_table
 from cpu_check import BLOCK, Gradients, Problem, check_backward, check_forward, visible_pairs
 from cpu_machine import clock_mhz, peak_above, processor_name, product_rate
 from select_check import check_selection, sample_rows
@@ -349,19 +348,6 @@ def bench_decode(run: Run, n: int) -> None:
 BENCHES = {"prefill": bench_prefill, "train": bench_train, "decode": bench_decode, "stage-attend": bench_attend}
 
 
-def merge(path: Path, fields: tuple[str, ...], rows: list[list[str]], key_length: int) -> None:
-    """Writes the rows in place of those with the same first cells."""
-    kept: dict[tuple[str, ...], list[str]] = {}
-    if path.exists():
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *old = csv.reader(file)
-        if tuple(header) != fields:
-            raise SystemExit(f"{path}: has other columns than this bench writes")
-        kept = {tuple(row[:key_length]): row for row in old}
-    kept.update({tuple(row[:key_length]): row for row in rows})
-    write_table(path, fields, kept.values())
-
-
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=BENCHES, default=list(BENCHES))
@@ -399,9 +385,9 @@ def main(words: list[str] | None = None) -> int:
             )
     print(f"{time.monotonic() - started:.0f} s in all")
     if arguments.out is not None:
-        merge(arguments.out / "cpu.csv", FIELDS, [row.cells() for row in run.rows], 5)
+        merge_table(arguments.out / "cpu.csv", FIELDS, [row.cells() for row in run.rows], 5)
         context = arguments.out.with_name(arguments.out.name + "_context")
-        merge(context / "cpu.csv", CONTEXT_FIELDS, run.context, 5)
+        merge_table(context / "cpu.csv", CONTEXT_FIELDS, run.context, 5)
     return 0
 
 

@@ -1,9 +1,11 @@
 """Attention over selected blocks at M3's shape: 64 query, 4 KV and 4 index heads, D 128, blocks of 128, topk 16.
 
-    python bench/stage_attend.py --out DIR [--lengths 8192 131072] [--dtypes bf16] [--selections random] [--device cpu]
+    python bench/stage_attend.py --out DIR [--lengths 8192 131072] [--dtypes bf16] [--selections random]
+                                 [--peers vllm flashinfer | none] [--device cpu]
 
 Times sparse_attention on what select_blocks makes of selections.py's vectors, after sampled rows of the same call
-proved right against float64. `fp8kv` reads K and V from shuffled float8 pages. Writes DIR/stage_attend.csv and
+proved right against float64. `fp8kv` reads K and V from shuffled float8 pages. Beside it, up to 131072 keys, the
+attention of vLLM (bf16) and FlashInfer (fp8kv) on the same blocks (peers.py). Writes DIR/stage_attend.csv and
 DIR/stage_attend_context.csv.
 """
 
@@ -12,14 +14,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import openmsa
 import torch
 from attend_check import check_attention, selected_pairs
-from common.results import Row, write_rows, write_table
-from common.run import CONTEXT_FIELDS, Run, bench_products, start
+from common.results import Row
+from common.run import Run, bench_products, start
+from peers import NAMES, attend_peer
 from select_check import sample_rows
 from selections import GENERATORS
 from torch import Tensor
@@ -27,6 +31,7 @@ from torch import Tensor
 HEADS, KV_HEADS, INDEX_HEADS, DIM, BLOCK, TOPK = 64, 4, 4, 128, 128, 16
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8kv": torch.bfloat16}
 LENGTHS = [8192, 32768, 131072, 524288, 1048576]
+PEERS = ("vllm", "flashinfer")
 CHECKED_ROWS = 24
 
 
@@ -75,13 +80,13 @@ class PagedAttend:
         self.scales = {"k_scale": 0.5, "v_scale": 0.25}
         caches = []
         for tensor, scale in ((k, 0.5), (v, 0.25)):
-            cache = torch.empty(pages, BLOCK, KV_HEADS, DIM, dtype=torch.float8_e4m3fn, device=q.device)
-            for page in range(pages):
-                cache[order[page]] = (tensor[page * BLOCK : (page + 1) * BLOCK].float() / scale).to(cache.dtype)
+            in_order = (tensor.float() / scale).to(torch.float8_e4m3fn).view(pages, BLOCK, KV_HEADS, DIM)
+            cache = torch.empty_like(in_order)
+            cache.view(torch.uint8)[order] = in_order.view(torch.uint8)
             caches.append(cache)
         # What the pages hold, for the check.
         self.k, self.v = (
-            (cache[order].float() * scale).view(n, KV_HEADS, DIM)
+            (cache.view(torch.uint8)[order].view(cache.dtype).float() * scale).view(n, KV_HEADS, DIM)
             for cache, scale in zip(caches, (0.5, 0.25), strict=True)
         )
         table = order.int()[None]
@@ -100,8 +105,25 @@ class PagedAttend:
         openmsa.paged_sparse_attention(*self._tensors, **self._arguments, workspace=self._workspace)
 
 
-def bench_case(run: Run, selection: str, dtype: str, n: int, indices: Tensor) -> None:
+def checked_peer(
+    dtype: str, q: Tensor, k: Tensor, v: Tensor, indices: Tensor, rows: Tensor
+) -> dict[str, Callable[[], object]]:
+    """The peer of this dtype by its name, once its rows are right; nothing where it fails."""
+    try:
+        peer = attend_peer(dtype, q, k, v)
+        if peer is None:
+            return {}
+        check_attention(peer.attend(indices), None, q, peer.k, peer.v, indices, rows, block=BLOCK)
+    except Exception as error:
+        print(f"{NAMES[dtype]} left out: {type(error).__name__}: {error}", flush=True)
+        return {}
+    return {peer.name: lambda: peer.attend(indices)}
+
+
+def bench_case(run: Run, selection: str, dtype: str, n: int, indices: Tensor, peers: list[str]) -> None:
     q, k, v = (normal(run, n, heads, DTYPES[dtype]) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    rows = sample_rows(n, CHECKED_ROWS)
+    beside = checked_peer(dtype, q, k, v, indices, rows) if NAMES.get(dtype) in peers else {}
     ours: Attend | PagedAttend
     if dtype == "fp8kv":
         ours = PagedAttend(q, k, v, indices)
@@ -109,20 +131,21 @@ def bench_case(run: Run, selection: str, dtype: str, n: int, indices: Tensor) ->
     else:
         ours = Attend(q, k, v, indices)
     ours()
-    rows = sample_rows(n, CHECKED_ROWS)
     check_attention(ours.out, ours.lse, q, k, v, indices, rows, block=BLOCK)
     ours.out.fill_(torch.nan)
-    (own,) = run.timer.measure(ours)
+    own, *others = run.timer.measure(ours, *beside.values())
     worst = check_attention(ours.out, ours.lse, q, k, v, indices, rows, block=BLOCK)  # what the timed calls left
     pairs = selected_pairs(indices, n, BLOCK)
     flop = 4 * DIM * HEADS // INDEX_HEADS * pairs
+    baseline, baseline_ms = next(((name, o.ms) for name, o in zip(beside, others, strict=True)), ("", None))
     row = Row(
-        "stage-attend", selection, dtype, n, 1, own.ms, run.machine, useful_tflops=flop / own.ms / 1e9,
-        clock_mhz=own.clock_mhz,
+        "stage-attend", selection, dtype, n, 1, own.ms, run.machine, baseline, baseline_ms,
+        useful_tflops=flop / own.ms / 1e9, clock_mhz=own.clock_mhz,
     )  # fmt: skip
     run.rows.append(row)
+    other = "" if baseline_ms is None else f", {baseline_ms / own.ms:.2f}x {baseline} ({baseline_ms:.3f} ms)"
     print(
-        f"{selection} {dtype} {n}: {own.ms:.3f} ms, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, "
+        f"{selection} {dtype} {n}: {own.ms:.3f} ms{other}, {row.useful_tflops:.1f} TFLOP/s, {own.clock_mhz} MHz, "
         f"{own.repeats} repeats; the worst of {len(rows)} checked queries is {worst:.1e} off",
         flush=True,
     )
@@ -142,8 +165,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16"])
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16", "fp8kv"])
     parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
+    parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args(words)
 
@@ -162,11 +186,10 @@ def main(words: list[str] | None = None) -> int:
             indices = select(run, selection, n)
             note_unions(run, selection, n, indices)
             for dtype in arguments.dtypes:
-                bench_case(run, selection, dtype, n, indices)
+                bench_case(run, selection, dtype, n, indices, arguments.peers)
+                run.write(arguments.out, "stage_attend")
     bench_products(run, "end", {"bf16": torch.bfloat16})
-    if arguments.out is not None:
-        write_rows(arguments.out / "stage_attend.csv", run.rows)
-        write_table(arguments.out / "stage_attend_context.csv", CONTEXT_FIELDS, run.context)
+    run.write(arguments.out, "stage_attend")
     return 0
 
 

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import openmsa
 import torch
-from common.results import Row, write_rows, write_table
-from common.run import CONTEXT_FIELDS, Run, bench_products, start
+from common.results import Row
+from common.run import Run, bench_products, start
 from common.timing import Measured
 from peers import select_peer
 from select_check import check_selection, recall, sample_rows
@@ -187,9 +187,7 @@ def main(words: list[str] | None = None) -> int:
         stage("what the top-k adds", lambda: bench_topk(run, arguments.dtypes))
     stage("bare products", lambda: bench_products(run, "end", {d: DTYPES[d] for d in arguments.dtypes}))
     print_shares(run)
-    if arguments.out is not None:
-        write_rows(arguments.out / "stage_select.csv", run.rows)
-        write_table(arguments.out / "stage_select_context.csv", CONTEXT_FIELDS, run.context)
+    run.write(arguments.out, "stage_select")
     return 0
 
 

@@ -107,3 +107,16 @@ def write_table(path: Path, fields: Sequence[str], rows: Iterable[Sequence[str]]
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(fields)
         writer.writerows(rows)
+
+
+def merge_table(path: Path, fields: Sequence[str], rows: Iterable[Sequence[str]], key_length: int) -> None:
+    """Writes the rows in place of all those whose first cells some row has."""
+    rows = list(rows)
+    new = {tuple(row[:key_length]) for row in rows}
+    old: list[list[str]] = []
+    if path.exists():
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *old = csv.reader(file)
+        if header != list(fields):
+            raise SystemExit(f"{path}: has other columns than this bench writes")
+    write_table(path, fields, [*(row for row in old if tuple(row[:key_length]) not in new), *rows])

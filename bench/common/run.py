@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from common.results import Machine, Row, machine
+from common.results import Machine, Row, machine, write_rows, write_table
 from common.timing import GpuTimer, Timer
 
 CONTEXT_FIELDS = (
@@ -47,6 +48,12 @@ class Run:
         )
         label = " ".join(word for word in (quantity, selection, dtype, str(n)) if word)
         print(f"{label}: {value:.5g} {unit}" + (f" at {shown} MHz" if shown else ""), flush=True)
+
+    def write(self, out: Path | None, bench: str) -> None:
+        """Both files of a bench, so far: after each case, so that a run that is ended keeps what it measured."""
+        if out is not None:
+            write_rows(out / f"{bench}.csv", self.rows)
+            write_table(out / f"{bench}_context.csv", CONTEXT_FIELDS, self.context)
 
 
 def start(bench: str, device: str) -> Run | None:

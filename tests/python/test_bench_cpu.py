@@ -92,8 +92,8 @@ def test_calls_alternate_and_results_merge(tmp_path: Path) -> None:
     assert set(times) == {"a", "b"}
     assert names[2:] == ["a", "b"] * 20  # after a warm-up of each
     path = tmp_path / "x.csv"
-    cpu.merge(path, ("case", "n", "ms"), [["a", "1", "5"], ["b", "1", "6"]], 2)
-    cpu.merge(path, ("case", "n", "ms"), [["b", "1", "7"], ["b", "2", "8"]], 2)
+    cpu.merge_table(path, ("case", "n", "ms"), [["a", "1", "5"], ["b", "1", "6"]], 2)
+    cpu.merge_table(path, ("case", "n", "ms"), [["b", "1", "7"], ["b", "2", "8"]], 2)
     with path.open(newline="") as file:
         assert list(csv.reader(file)) == [["case", "n", "ms"], ["a", "1", "5"], ["b", "1", "7"], ["b", "2", "8"]]
 
