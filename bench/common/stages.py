@@ -11,7 +11,7 @@ import torch
 
 from common.timing import Call
 
-REPEATS = 5
+REPEATS = 3
 # Words in the names of kernels.
 STAGES = {
     "select": ("select_kernel", "schedule_kernel", "merge_kernel"),
