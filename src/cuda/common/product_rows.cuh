@@ -43,8 +43,8 @@ __device__ inline void issue_transposed_product(float (&sums)[kColumns / 2], con
 // Where a thread's sums lie in the product (wgmma.cuh): sum i belongs to the thread's row i / 2 % 2.
 __device__ inline int column_of(int i, int lane) { return 8 * (i / 4) + 2 * (lane % 4) + i % 2; }
 
-// The four lanes of a row hold its words in turn: word i of lane l is the pair of columns 2 (4 i + l). Gives words 4 l to
-// 4 l + 3 of them: 16 bytes that lie together.
+// The four lanes of a row hold its words in turn: word i of lane l is the pair of columns 2 (4 i + l). Gives words 4 l
+// to 4 l + 3 of them: 16 bytes that lie together.
 __device__ inline uint4 gather_words(uint32_t (&words)[4], int lane) {
 #pragma unroll
   for (int distance = 1; distance <= 2; distance *= 2) {

@@ -27,15 +27,13 @@ class Rows {
         places_{row_ / args.group, (row_ + 8) / args.group} {}
 
   __device__ void attend_tiles() {
-    bool is_over = !next_tile();
-    for (;;) {
-      while (!is_over && !find_first_block()) {
+    while (next_tile()) {
+      if (find_first_block()) {
+        attend_tile();
+      } else {
         arrive(&shared_.tile_empty);
         write_nothing();
-        is_over = !next_tile();
       }
-      if (is_over) return;
-      is_over = attend_from_block();
     }
   }
 
@@ -98,17 +96,6 @@ class Rows {
     }
   }
 
-  // The first one of a tile, while values of the tile before are not used up yet; false when it is not that near.
-  __device__ bool find_near_block() {
-    for (int looked_at = 1; left_ > 0; ++looked_at) {
-      look();
-      if (is_active()) return true;
-      if (looked_at == Config::kStages) return false;
-      skip();
-    }
-    return false;
-  }
-
   // scores = queries x keys of the stage.
   __device__ void issue_scores(float (&scores)[kScores]) const {
     wgmma_pin(scores);
@@ -163,9 +150,8 @@ class Rows {
     }
   }
 
-  // From a tile's first block on, tile after tile as long as each begins near the end of the one before: the end of one
-  // tile is then under the begin of the next. True at the end of all; else a tile is at hand.
-  __device__ bool attend_from_block() {
+  // From the tile's first block on.
+  __device__ void attend_tile() {
     float scores[kScores], sums[kSums] = {};
     uint32_t weights[kBlock / 16][4];
     RowPart parts[2];
@@ -181,26 +167,16 @@ class Rows {
       const RingPosition<Config::kStages> held = at_;
       const uint32_t keys = info_ & kTileKeysMask;
       const bool last = is_last();
-      const TileNumber tile = tile_;
-      const SoftmaxRow rows[2] = {rows_[0], rows_[1]};
       advance();
-      if (__builtin_expect(last, false)) {
-        const bool at_end = left_ == 0;
-        bool is_over = at_end && !next_tile();
-        if (!at_end || is_over || !find_near_block()) {
-          prepare_values(held, keys);
-          issue_values(sums, weights, held.slot);
-          wgmma_wait<0>();
-          wgmma_pin(sums);
-          arrive(&shared_.values_empty[held.slot]);
-          write(tile, rows, sums);
-          if (at_end) return is_over;
-          for (; left_ > 0; skip()) look();
-          return !next_tile();
-        }
-      } else {
-        find_next_block();
+      if (last) {
+        prepare_values(held, keys);
+        issue_values(sums, weights, held.slot);
+        wgmma_wait<0>();
+        wgmma_pin(sums);
+        arrive(&shared_.values_empty[held.slot]);
+        break;
       }
+      find_next_block();
       prepare_values(held, keys);
       issue_scores(scores);
       issue_values(sums, weights, held.slot);
@@ -214,31 +190,28 @@ class Rows {
       wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
       pack(scores, weights);
-      if (__builtin_expect(last, false)) {
-        write(tile, rows, sums);
-#pragma unroll
-        for (float& sum : sums) sum = 0;
-      } else if (__builtin_expect(__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f), false)) {
+      if (__builtin_expect(__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f), false)) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) sums[i] *= rescale[i / 2 % 2];
       }
     }
+    for (; left_ > 0; skip()) look();
+    write(sums);
   }
 
-  __device__ int64_t head_of(const TileNumber& tile, int half) const {
-    return (args_.first_head + tile.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
+  __device__ int64_t head_of(int half) const {
+    return (args_.first_head + tile_.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
   }
 
   // A quarter of a thread's share of the row: 16 bytes of 64.
-  __device__ Element* out_of(const TileNumber& tile, int half) const {
-    return static_cast<Element*>(args_.out) + (tile.first + places_[half]) * args_.out_stride_token +
-           head_of(tile, half) * args_.out_stride_head + 8 * (lane_ % 4);
+  __device__ Element* out_of(int half) const {
+    return static_cast<Element*>(args_.out) + (tile_.first + places_[half]) * args_.out_stride_token +
+           head_of(half) * args_.out_stride_head + 8 * (lane_ % 4);
   }
 
-  __device__ void write_lse(const TileNumber& tile, int half, float lse) const {
+  __device__ void write_lse(int half, float lse) const {
     if (args_.lse == nullptr || lane_ % 4 != 0) return;
-    args_.lse[head_of(tile, half) * args_.lse_stride_head + (tile.first + places_[half]) * args_.lse_stride_token] =
-        lse;
+    args_.lse[head_of(half) * args_.lse_stride_head + (tile_.first + places_[half]) * args_.lse_stride_token] = lse;
   }
 
   // Rows of tokens that selected nothing.
@@ -247,22 +220,22 @@ class Rows {
     for (int half = 0; half < 2; ++half) {
       if (tile_.first + places_[half] >= args_.tokens) continue;
 #pragma unroll
-      for (int i = 0; i < kSums / 16; ++i) *reinterpret_cast<uint4*>(out_of(tile_, half) + 32 * i) = uint4{};
-      write_lse(tile_, half, -INFINITY);
+      for (int i = 0; i < kSums / 16; ++i) *reinterpret_cast<uint4*>(out_of(half) + 32 * i) = uint4{};
+      write_lse(half, -INFINITY);
     }
   }
 
-  __device__ void write(const TileNumber& tile, const SoftmaxRow (&rows)[2], const float (&sums)[kSums]) const {
+  __device__ void write(const float (&sums)[kSums]) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = rows[half].sum;
+      float sum = rows_[half].sum;
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       // Rows that see nothing, or no score above -inf, have no weights.
       const float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
       float probes[4] = {};  // NaN where a number is not finite
-      Element* const out = out_of(tile, half);
-      const bool exists = tile.first + places_[half] < args_.tokens;
+      Element* const out = out_of(half);
+      const bool exists = tile_.first + places_[half] < args_.tokens;
 #pragma unroll
       for (int i = 0; i < kSums / 16; ++i) {
         uint32_t words[4];
@@ -278,11 +251,11 @@ class Rows {
       if (!exists) continue;
       // A row whose scores are not finite is not to be anything else.
       if (probes[0] + probes[1] + probes[2] + probes[3] != 0.0f && fabsf(sum) < INFINITY) {
-        args_.suspects[tile.number] = 1;
+        args_.suspects[tile_.number] = 1;
         args_.header->has_suspect = 1;
       }
       constexpr float kLogOfTwo = 0.693147180559945309f;
-      write_lse(tile, half, (rows[half].offset + log2_approximate(sum)) * kLogOfTwo);
+      write_lse(half, (rows_[half].offset + log2_approximate(sum)) * kLogOfTwo);
     }
   }
 

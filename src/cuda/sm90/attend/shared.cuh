@@ -41,7 +41,7 @@ struct Shared {
   Step steps[Config::kStages];
   TileNumber tile;
   int32_t reaches[kMostTileTokens];  // of its tokens: one past the last key row that each sees
-  uint64_t tile_full, tile_empty;                                    // the number and its queries
+  uint64_t tile_full, tile_empty;    // the number and its queries
   uint64_t keys_full[Config::kStages], keys_empty[Config::kStages];  // the step too
   uint64_t values_full[Config::kStages], values_empty[Config::kStages];
 };

@@ -11,9 +11,9 @@ namespace openmsa::cuda::sm90::attend {
 
 // A score counts in units of log 2: score * factor. Weights are 2^(score * factor - offset).
 struct SoftmaxRow {
-  // Near the largest such score so far: a new one moves the offset only when it lies more than kSlack above, so that few
-  // blocks rescale what was summed up before. Weights stay below 2^kSlack, which every element type holds. 0 while the
-  // largest score is +inf: the sum is then +inf, with a NaN it is NaN. Before the first score, nothing is left of
+  // Near the largest such score so far: a new one moves the offset only when it lies more than kSlack above, so that
+  // few blocks rescale what was summed up before. Weights stay below 2^kSlack, which every element type holds. 0 while
+  // the largest score is +inf: the sum is then +inf, with a NaN it is NaN. Before the first score, nothing is left of
   // whatever is rescaled.
   float offset = -FLT_MAX;
   float ceiling = -INFINITY;  // above it, a score moves the offset
