@@ -1,4 +1,5 @@
-// Repair: rows of marked tiles, formed from the keys that they see alone. Almost every launch finds nothing to do.
+// Repair: rows of marked tiles that are not finite, formed from the keys that they see alone, in float64 where a float's
+// rounding would show. Almost every launch finds nothing to do.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +83,7 @@ class Repair {
     return (word >> (in_tile % 32) & 1) != 0;
   }
 
-  // Scores of the row's keys, in units of log 2.
+  // Scores of the row's keys.
   __device__ void score_blocks(int32_t in_tile, int64_t token, int64_t head) {
     const int64_t list = number_ * of_.capacity;
     const Element* const query =
@@ -100,7 +101,7 @@ class Repair {
         for (int32_t d = 0; d < args_.head_dim; ++d) {
           score = fmaf(widened(query[d]), widened(k[key * args_.k_stride_token + d]), score);
         }
-        scratch_.weights[blocks * args_.block_size + key] = score * of_.factor;
+        scratch_.weights[blocks * args_.block_size + key] = score;
       }
       if (threadIdx.x == 0) {
         scratch_.values[blocks] = static_cast<const CacheElement*>(args_.v) + page * args_.v_stride_page +
@@ -125,12 +126,12 @@ class Repair {
   __device__ void repair_row(int32_t in_tile, int64_t token, int64_t head) {
     score_blocks(in_tile, token, head);
     float largest = -INFINITY;
-    visit_weights([&](float& weight) { largest = fmaxf(largest, weight); });
+    visit_weights([&](float& weight) { largest = fmaxf(largest, weight * of_.factor); });
     largest = block_maximum(largest, scratch_);
     const float offset = fabsf(largest) < INFINITY ? largest : 0.0f;
     float sum = 0;
     visit_weights([&](float& weight) {
-      weight = exp2_approximate(weight - offset);
+      weight = exp2_approximate(static_cast<float>(static_cast<double>(weight) * of_.factor - offset));
       sum += weight;
     });
     sum = block_sum(sum, scratch_);

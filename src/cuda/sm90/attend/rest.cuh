@@ -214,7 +214,7 @@ class RestRows {
     const RowPart parts[2] = {{true, kBlock}, {true, kBlock}};
     SoftmaxRow rows[2];
     float rescale[2];
-    add_scores(scores, parts, args_.factor, lane_, rows, rescale);
+    add_scores<true>(scores, parts, args_.factor, lane_, rows, rescale);
 #pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       weights[i / 4][i % 4] = narrow_pair(Element{}, scores[2 * i], scores[2 * i + 1]);

@@ -161,7 +161,7 @@ class Rows {
     wgmma_wait<0>();
     wgmma_pin(scores);
     release_keys();
-    add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
+    add_scores<false>(scores, parts, args_.factor, lane_, rows_, rescale);
     pack(scores, weights);
     for (;;) {
       const RingPosition<Config::kStages> held = at_;
@@ -185,7 +185,7 @@ class Rows {
       wgmma_pin(scores);
       release_keys();
       // Under the product of the block before.
-      add_scores(scores, parts, args_.factor, lane_, rows_, rescale);
+      add_scores<false>(scores, parts, args_.factor, lane_, rows_, rescale);
       wgmma_wait<0>();
       wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
@@ -232,7 +232,8 @@ class Rows {
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       // Rows that see nothing, or no score above -inf, have no weights.
-      const float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
+      float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
+      if (sum != 0.0f && fabsf(rows_[half].offset) > kHugeOffset) inverse = NAN;  // to be formed in float64
       float probes[4] = {};  // NaN where a number is not finite
       Element* const out = out_of(half);
       const bool exists = tile_.first + places_[half] < args_.tokens;
@@ -250,7 +251,7 @@ class Rows {
       }
       if (!exists) continue;
       // A row whose scores are not finite is not to be anything else.
-      if (probes[0] + probes[1] + probes[2] + probes[3] != 0.0f && fabsf(sum) < INFINITY) {
+      if (probes[0] + probes[1] + probes[2] + probes[3] + 0.0f * inverse != 0.0f && fabsf(sum) < INFINITY) {
         args_.suspects[tile_.number] = 1;
         args_.header->has_suspect = 1;
       }

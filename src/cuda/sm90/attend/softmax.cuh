@@ -27,23 +27,25 @@ struct RowPart {
   int32_t limit;
 };
 
-// Keys from each row's limit on become -inf.
+// Keys from each row's limit on become -inf, and 0 where the row takes no part: 0 times a score is to be 0.
 template <int kSums>
 __device__ inline void hide_columns(float (&scores)[kSums], const RowPart (&parts)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
-    if (column_of(i, lane) >= parts[i / 2 % 2].limit) scores[i] = -INFINITY;
+    const RowPart& part = parts[i / 2 % 2];
+    if (column_of(i, lane) >= part.limit) scores[i] = part.member ? -INFINITY : 0.0f;
   }
 }
 
 // The product of a score and the factor is exact in the fused operation below, the offset rounded. Beyond this the
-// rounding nears the exponents themselves, and they are formed in float64.
+// rounding nears the exponents themselves, and float64 has to form them.
 inline constexpr float kHugeOffset = 0x1p20f;
 
 // Turns the scores of a block into weights in place, 0 in rows that take no part, and adds them to their rows' sums.
 // `rescale` is the factor of what the rows summed up before. No branch surrounds the exponentials: the product in
-// flight beside them would have to end first.
-template <int kSums>
+// flight beside them would have to end first. Infinite or NaN scores make NaN of a row that takes no part, but not of
+// its sum. Offsets that are huge are the caller's matter without kInFloat64.
+template <bool kInFloat64, int kSums>
 __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)[2], float factor, int lane,
                                   SoftmaxRow (&rows)[2], float (&rescale)[2]) {
   constexpr int kBlock = kSums * 2;
@@ -73,7 +75,7 @@ __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)
     shift[half] = member ? -row.offset : -INFINITY;
     huge |= member && fabsf(row.offset) > kHugeOffset;
   }
-  if (__builtin_expect(__any_sync(~0u, huge), false)) {
+  if (kInFloat64 && __builtin_expect(__any_sync(~0u, huge), false)) {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       scores[i] = static_cast<float>(static_cast<double>(scores[i]) * factor - rows[i / 2 % 2].offset);
@@ -91,20 +93,10 @@ __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)
     scores[i] = exp2_approximate(fmaf(scores[i], slope[half], shift[half]));
     sums[half] += scores[i];
   }
-  // Infinite or NaN scores of a row that takes no part made weights out of nothing.
-  const bool stray[2] = {!parts[0].member && !(sums[0] == 0.0f), !parts[1].member && !(sums[1] == 0.0f)};
-  if (__builtin_expect(__any_sync(~0u, stray[0] || stray[1]), false)) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      if (stray[i / 2 % 2]) scores[i] = 0.0f;
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (stray[half]) sums[half] = 0.0f;
-    }
+  for (int half = 0; half < 2; ++half) {
+    if (parts[half].member) rows[half].sum = fmaf(rows[half].sum, rescale[half], sums[half]);
   }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) rows[half].sum = fmaf(rows[half].sum, rescale[half], sums[half]);
 }
 
 }  // namespace openmsa::cuda::sm90::attend
