@@ -65,8 +65,8 @@ struct Arguments {
 // ---------------
 
 // Tiles of 64 rows that share a block: tokens x the query heads of an index head, gathered. Each warpgroup takes every
-// second one. Results leave from the place of the queries.
-inline constexpr int kRestSlots = 6;
+// second one.
+inline constexpr int kRestSlots = 4;
 inline constexpr int kRestBuffers = 2;     // of blocks
 inline constexpr int kLeastRestGroup = 8;  // rows of a token fill the swizzle's 8 rows
 inline constexpr int kMostRestTokens = kGroupRows / kLeastRestGroup;

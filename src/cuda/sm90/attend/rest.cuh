@@ -7,9 +7,11 @@
 #include "cuda/common/instructions/bulk_copy.cuh"
 #include "cuda/common/instructions/bulk_tensor.cuh"
 #include "cuda/common/instructions/fence_proxy.cuh"
+#include "cuda/common/instructions/log2.cuh"
 #include "cuda/common/instructions/mbarrier.cuh"
-#include "cuda/common/instructions/named_barrier.cuh"
+#include "cuda/common/instructions/reciprocal.cuh"
 #include "cuda/common/instructions/register_limit.cuh"
+#include "cuda/common/instructions/store_matrix.cuh"
 #include "cuda/sm90/attend/rest_shared.cuh"
 #include "cuda/sm90/attend/softmax.cuh"
 #include "cuda/sm90/plan/sorted_items.cuh"
@@ -82,14 +84,7 @@ class RestCopies {
       copy_rows(tokens, item);
       at += static_cast<uint32_t>(tokens);
     }
-    for (int group = 0; group < kGroups; ++group) {
-      wait_for_slot();
-      if (lane_ == 0) {
-        shared_.tiles[slot()].tokens = 0;
-        barrier_arrive(&shared_.full[slot()]);
-      }
-      ++tiles_;
-    }
+    for (int group = 0; group < kGroups; ++group) send(kRestEnd);
   }
 
  private:
@@ -99,11 +94,25 @@ class RestCopies {
     if (tiles_ >= kRestSlots) barrier_wait(&shared_.empty[slot()], (tiles_ / kRestSlots - 1) & 1);
   }
 
+  // A tile of no rows.
+  __device__ void send(int32_t tokens) {
+    wait_for_slot();
+    if (lane_ == 0) {
+      shared_.tiles[slot()].tokens = tokens;
+      barrier_arrive(&shared_.full[slot()]);
+    }
+    ++tiles_;
+  }
+
   __device__ void copy_block(uint32_t place, uint32_t head) {
-    // The groups' last tiles with the block that lies there; they take their tiles in order.
+    // A group uses a tile's values when it has the next tile. After a block of one tile, the other group's last tile of
+    // the block before has none yet.
+    if (end_before_ > 0 && tiles_ == end_before_ + 1) send(kRestFlush);
+    // The groups' last tiles with the block that lies there; they take their tiles in order, and with a tile's queries
+    // the values of the tile before their last are used: of the tiles that share a place in `used` one is waited for.
     for (uint32_t back = 1; back <= kGroups && back <= end_before_; ++back) {
       const uint32_t tile = end_before_ - back;
-      if (tile + kRestSlots >= tiles_) barrier_wait(&shared_.used[tile % kRestSlots], tile / kRestSlots & 1);
+      if (tile + kRestUses >= tiles_) barrier_wait(&shared_.used[tile % kRestUses], tile / kRestUses & 1);
     }
     end_before_ = tiles_;
     ++blocks_;
@@ -130,7 +139,11 @@ class RestCopies {
     wait_for_slot();
     RestTile& tile = shared_.tiles[slot()];
     uint64_t* const full = &shared_.full[slot()];
-    if (lane_ < tokens) tile.items[lane_] = bits;
+    const PlanItem item = unpack_item(bits);
+    if (lane_ < kMostRestTokens) {
+      tile.partials[lane_] =
+          lane_ < tokens ? (item.token * args_.heads + item.head) * args_.topk + item.slot : kNoPartial;
+    }
     if (lane_ == 0) {
       tile.tokens = tokens;
       tile.buffer = static_cast<int32_t>(blocks_ % kRestBuffers);
@@ -140,7 +153,6 @@ class RestCopies {
     if (lane_ == 0) barrier_arrive_expect(full, tokens * args_.group * Config::kHeadDim * 2);
     __syncwarp();
     if (lane_ < tokens) {
-      const PlanItem item = unpack_item(bits);
       const int32_t head = (args_.first_head + static_cast<int32_t>(item.head)) * args_.group;
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
@@ -165,120 +177,188 @@ template <typename Config>
 class RestRows {
  public:
   using Element = typename Config::Element;
-  static constexpr int kBlock = Config::kBlock;
-  static constexpr int kScores = kBlock / 2, kSums = Config::kHeadDim / 2;
+  static constexpr int kBlock = Config::kBlock, kHeadDim = Config::kHeadDim;
+  static constexpr int kScores = kBlock / 2, kSums = kHeadDim / 2;
 
   __device__ RestRows(const RestArguments& args, RestShared<Config>& shared, int group)
       : args_(args),
         shared_(shared),
-        group_(group),
         lane_(static_cast<int>(threadIdx.x) % 32),
-        row_(static_cast<int>(threadIdx.x) / 32 % 4 * 16 + lane_ / 4) {}
+        warp_(static_cast<int>(threadIdx.x) / 32 % 4),
+        group_shift_(args.group == 16 ? 4 : 3),
+        results_(shared.results[group].warps[warp_]),
+        number_(group - kGroups) {}
 
+  // Scores of a tile while the values of the one before are summed up.
   __device__ void attend_tiles() {
-    for (uint32_t number = group_;; number += kGroups) {
-      static_assert(kRestSlots % kGroups == 0);  // a slot belongs to one group, which sees each of its phases
-      const int slot = static_cast<int>(number % kRestSlots);
-      barrier_wait(&shared_.full[slot], number / kRestSlots & 1);
-      const RestTile& tile = shared_.tiles[slot];
-      const int tokens = __shfl_sync(~0u, tile.tokens, 0);
-      if (tokens == 0) break;
-      barrier_wait(&shared_.block_full[tile.buffer], tile.phase);
-      attend_tile(slot, tokens, tile.buffer);
+    float scores[kScores], sums[kSums];
+    uint32_t weights[kBlock / 16][4];
+    float inverse[2];
+    take_tile();
+    while (tokens_ != kRestEnd) {
+      if (tokens_ == kRestFlush) {
+        take_tile();
+        continue;
+      }
+      issue_scores(scores);
+      wgmma_wait<0>();
+      wgmma_pin(scores);
+      arrive(&shared_.empty[slot()]);
+      weigh(scores, inverse);
+      pack(scores, weights);
+      for (bool more = true; more;) {
+        const Values held = values_;
+        take_tile();
+#pragma unroll
+        for (float& sum : sums) sum = 0.0f;
+        more = tokens_ > 0;
+        if (!more) {
+          issue_values(sums, weights, held);
+          wgmma_wait<0>();
+          wgmma_pin(sums);
+          arrive(held.used);
+          write(sums, inverse, held);
+          break;
+        }
+        issue_scores(scores);
+        issue_values(sums, weights, held);
+        wgmma_wait<1>();
+        wgmma_pin(scores);
+        arrive(&shared_.empty[slot()]);
+        // Under the product of the tile before.
+        float next_inverse[2];
+        weigh(scores, next_inverse);
+        wgmma_wait<0>();
+        wgmma_pin(sums);
+        arrive(held.used);
+        pack(scores, weights);
+        write(sums, inverse, held);
+        inverse[0] = next_inverse[0];
+        inverse[1] = next_inverse[1];
+      }
     }
-    release();
     if (lane_ == 0) store_bulk_wait();
   }
 
  private:
-  // The slot whose results are on their way out.
-  __device__ void release() {
-    if (leaving_ < 0) return;
-    if (lane_ == 0) {
-      store_bulk_wait_read();
-      barrier_arrive(&shared_.empty[leaving_]);
-    }
-    leaving_ = -1;
+  // What a tile's second product needs, and the places of the thread's two rows.
+  struct Values {
+    uint64_t* used;
+    int buffer;
+    uint32_t partials[2];
+  };
+
+  __device__ int slot() const { return static_cast<int>(number_ % kRestSlots); }
+
+  // One arrival of each warp: all of its lanes have read what they need.
+  __device__ void arrive(uint64_t* barrier) const {
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(barrier);
   }
 
-  __device__ void attend_tile(int slot, int tokens, int buffer) {
-    float scores[kScores], sums[kSums] = {};
-    uint32_t weights[kBlock / 16][4];
+  // The group's next tile; its queries and its block are there. One of no rows is passed.
+  __device__ void take_tile() {
+    static_assert(kRestSlots % kGroups == 0);  // a slot belongs to one group, which sees each of its phases
+    number_ += kGroups;
+    barrier_wait(&shared_.full[slot()], number_ / kRestSlots & 1);
+    const RestTile& tile = shared_.tiles[slot()];
+    tokens_ = __shfl_sync(~0u, tile.tokens, 0);
+    values_.used = &shared_.used[number_ % kRestUses];
+    if (tokens_ <= 0) {
+      arrive(&shared_.empty[slot()]);
+      arrive(values_.used);
+      return;
+    }
+    values_.buffer = tile.buffer;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) values_.partials[half] = tile.partials[row(half) >> group_shift_];
+    barrier_wait(&shared_.block_full[tile.buffer], tile.phase);
+  }
+
+  __device__ int row(int half) const { return warp_ * 16 + lane_ / 4 + 8 * half; }
+
+  __device__ void issue_scores(float (&scores)[kScores]) const {
     wgmma_pin(scores);
     wgmma_fence();
-    issue_product<Element>(scores, shared_.queries[slot], 0, shared_.keys[buffer]);
-    release();
-    wgmma_wait<0>();
-    wgmma_pin(scores);
+    issue_product<Element>(scores, shared_.queries[slot()], 0, shared_.keys[values_.buffer]);
+  }
+
+  __device__ void issue_values(float (&sums)[kSums], const uint32_t (&weights)[kBlock / 16][4],
+                               const Values& held) const {
+    wgmma_pin(sums);
+    wgmma_fence();
+    issue_transposed_product<Element>(sums, weights, shared_.values[held.buffer]);
+  }
+
+  // Scores become weights; their rows' log-sum-exps leave.
+  __device__ void weigh(float (&scores)[kScores], float (&inverse)[2]) const {
     // Every member sees the whole block. Rows of no token hold what was there before.
     const RowPart parts[2] = {{true, kBlock}, {true, kBlock}};
     SoftmaxRow rows[2];
     float rescale[2];
     add_scores<true>(scores, parts, args_.factor, lane_, rows, rescale);
 #pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float sum = rows[half].sum;
+      sum += __shfl_xor_sync(~0u, sum, 1);
+      sum += __shfl_xor_sync(~0u, sum, 2);
+      inverse[half] = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
+      const uint32_t partial = values_.partials[half];
+      if (lane_ % 4 == 0 && partial != kNoPartial) {
+        args_.partial_lses[(static_cast<int64_t>(partial) << group_shift_) + (row(half) & (args_.group - 1))] =
+            rows[half].offset + log2_approximate(sum);
+      }
+    }
+  }
+
+  __device__ static void pack(const float (&scores)[kScores], uint32_t (&weights)[kBlock / 16][4]) {
+#pragma unroll
     for (int i = 0; i < kScores / 2; ++i) {
       weights[i / 4][i % 4] = narrow_pair(Element{}, scores[2 * i], scores[2 * i + 1]);
     }
-    wgmma_pin(sums);
-    wgmma_fence();
-    issue_transposed_product<Element>(sums, weights, shared_.values[buffer]);
-    // The queries' place is read no more.
-    named_barrier_sync(kFirstGroupBarrier + group_, 128);
-    wgmma_wait<0>();
-    wgmma_pin(sums);
-    if (lane_ == 0) barrier_arrive(&shared_.used[slot]);
+  }
+
+  // The warp's 16 rows, one token's or two tokens', as they lie in the partials.
+  __device__ void write(const float (&sums)[kSums], const float (&inverse)[2], const Values& held) const {
+    constexpr int kHalfBytes = 8 * kPanelRowBytes;  // of a panel
+    if (lane_ == 0) store_bulk_wait_read();
+    __syncwarp();
+    const bool one_token = args_.group == 16;
+    const int panel_bytes = args_.group * kPanelRowBytes;
+    const int lane_half = lane_ / 8 % 2, piece = lane_ / 16 ^ lane_ % 8;
+    unsigned char* const to =
+        results_ + lane_half * (one_token ? 1 : Config::kPanels) * kHalfBytes + lane_ % 8 * kPanelRowBytes;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) write_row(sums, rows[half], half, slot, tokens);
+    for (int i = 0; i < kSums / 8; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int word = 0; word < 4; ++word) {
+        words[word] = narrow_pair(Element{}, sums[8 * i + 2 * word] * inverse[word % 2],
+                                  sums[8 * i + 2 * word + 1] * inverse[word % 2]);
+      }
+      store_matrices(to + i / 4 * panel_bytes + (piece ^ 2 * i % 8) * 16, words);
+    }
     fence_proxy_async();
     __syncwarp();
-    if (lane_ == 0) store_rows(slot, tokens);
-    leaving_ = slot;
-  }
-
-  __device__ int64_t partial_of(const PlanItem& item) const {
-    return (static_cast<int64_t>(item.token) * args_.heads + item.head) * args_.topk + item.slot;
-  }
-
-  __device__ void write_row(const float (&sums)[kSums], const SoftmaxRow& softmax, int half, int slot, int tokens) {
-    const int row = row_ + 8 * half;
-    float sum = softmax.sum;
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    if (lane_ == 0) {
+      const uint32_t bytes = static_cast<uint32_t>(args_.group) * kHeadDim * 2;
 #pragma unroll
-    for (int i = 0; i < kSums / 4; ++i) {
-      unsigned char* const piece = shared_.queries[slot].panels[i / 8][row] + (i % 8 ^ row % 8) * 16;
-      reinterpret_cast<uint32_t*>(piece)[lane_ % 4] =
-          narrow_pair(Element{}, sums[4 * i + 2 * half] * inverse, sums[4 * i + 2 * half + 1] * inverse);
-    }
-    const int token = row / args_.group;
-    if (lane_ % 4 == 0 && token < tokens) {
-      args_.partial_lses[partial_of(unpack_item(shared_.tiles[slot].items[token])) * args_.group + row % args_.group] =
-          softmax.offset + log2f(sum);
-    }
-  }
-
-  // The tokens of this warp's 16 rows.
-  __device__ void store_rows(int slot, int tokens) {
-    const int first_row = row_ - lane_ / 4;
-    const uint32_t bytes = static_cast<uint32_t>(args_.group) * kPanelRowBytes;
-    for (int row = first_row; row < first_row + 16; row += args_.group) {
-      const int token = row / args_.group;
-      if (token >= tokens) break;
-      char* const to = static_cast<char*>(args_.partials) +
-                       partial_of(unpack_item(shared_.tiles[slot].items[token])) * Config::kPanels * bytes;
-#pragma unroll
-      for (int panel = 0; panel < Config::kPanels; ++panel) {
-        store_bulk(to + panel * bytes, shared_.queries[slot].panels[panel][row], bytes);
+      for (int half = 0; half < 2; ++half) {
+        if (held.partials[half] == kNoPartial || (half == 1 && one_token)) continue;
+        store_bulk(static_cast<char*>(args_.partials) + static_cast<int64_t>(held.partials[half]) * bytes,
+                   results_ + half * 8 * kHeadDim * 2, bytes);
       }
+      store_bulk_commit();
     }
-    store_bulk_commit();
   }
 
   const RestArguments& args_;
   RestShared<Config>& shared_;
-  const int group_, lane_, row_;
-  int leaving_ = -1;
+  const int lane_, warp_, group_shift_;
+  unsigned char* const results_;
+  uint32_t number_;  // of the latest tile
+  int32_t tokens_ = 0;
+  Values values_{};
 };
 
 template <typename Config>
@@ -289,9 +369,9 @@ __global__ void __launch_bounds__(kThreads, 1) rest_kernel(const __grid_constant
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kRestSlots; ++slot) {
       barrier_init(&shared.full[slot], 1);
-      barrier_init(&shared.used[slot], 4);  // one arrival by each of the group's warps
-      barrier_init(&shared.empty[slot], 4);
+      barrier_init(&shared.empty[slot], 4);  // one arrival by each of the group's warps
     }
+    for (uint64_t& used : shared.used) barrier_init(&used, 4);
     for (uint64_t& full : shared.block_full) barrier_init(&full, 1);
     fence_barrier_init();
   }

@@ -4,7 +4,9 @@
 #include <cstdint>
 
 #include "cuda/common/instructions/fence_proxy.cuh"
+#include "cuda/common/instructions/log2.cuh"
 #include "cuda/common/instructions/named_barrier.cuh"
+#include "cuda/common/instructions/reciprocal.cuh"
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attend/shared.cuh"
 #include "cuda/sm90/attend/softmax.cuh"
