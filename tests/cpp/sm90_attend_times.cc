@@ -80,7 +80,7 @@ TEST(Sm90AttendTimes, DISABLED_Times) {
     for (const double fresh : {0.0, 2.03, 16.0}) {
       const std::vector<int32_t> blocks = drifting_blocks(tokens, fresh);
       gpu_memory().upload(indices.data, blocks.data(), static_cast<int64_t>(blocks.size() * 4));
-      for (const int32_t least_members : {0, 3}) {
+      for (const int32_t least_members : {0, 2, 3, 9}) {
         for (const int64_t megabytes : {int64_t{896}}) {
           if (least_members == 0 && megabytes > 896) continue;
           attend_tuning() = {least_members, 0, megabytes << 20};
