@@ -90,6 +90,7 @@ struct RestArguments {
 
 // out and lse of the tiles' own blocks, joined by the partials of the rest.
 inline constexpr int kJoinThreads = 128;
+inline constexpr int kJoinTokens = 8;  // of an index head that a thread block joins at a time: 128 rows of 16
 
 struct JoinArguments {
   int32_t heads, group, head_dim, topk;

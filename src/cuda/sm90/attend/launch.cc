@@ -233,7 +233,7 @@ class AttendCall {
       args.lse_stride_token = params_.lse->strides[1];
     }
     LaunchShape shape;
-    shape.blocks_x = tokens * args_.heads;
+    shape.blocks_x = (tokens * args_.heads + kJoinTokens - 1) / kJoinTokens;
     shape.threads = kJoinThreads;
     launch_kernel("attend's join", is_bfloat16_ ? join_bfloat16() : join_float16(), shape, params_.execution.stream,
                   &args);
