@@ -28,6 +28,17 @@ __device__ inline void wgmma_pin(float (&sums)[kSums]) {
   for (float& sum : sums) asm volatile("" : "+f"(sum)::"memory");
 }
 
+// What `value`, not negative, comes from stands before the next wait. Else the assembler moves that wait up to the
+// first register that the product in flight reads, and nothing runs beside the product.
+__device__ inline void wgmma_hold(float value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred never;\n"
+      "setp.lt.f32 never, %0, 0f00000000;\n"
+      "@never nanosleep.u32 0;\n"
+      "}\n" ::"f"(value));
+}
+
 // wgmma.mma_async: d = a b' (+ d), float32 sums of 64 rows by N columns, both operands in shared memory. A step covers
 // 32 bytes of k. Element i of d is row 16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (l % 4) + i % 2 for lane l of
 // the warpgroup's warp w.

@@ -1,5 +1,5 @@
-// Repair: rows of marked tiles that are not finite, formed from the keys that they see alone, in float64 where a float's
-// rounding would show. Almost every launch finds nothing to do.
+// Repair: rows of marked tiles that are not finite, formed from the keys that they see alone, in float64 where a
+// float's rounding would show. Almost every launch finds nothing to do.
 #pragma once
 
 #include <cstdint>

@@ -188,6 +188,7 @@ class Rows {
       release_keys();
       // Under the product of the block before.
       add_scores<false>(scores, parts, args_.factor, lane_, rows_, rescale);
+      wgmma_hold(rows_[0].sum + rows_[1].sum);
       wgmma_wait<0>();
       wgmma_pin(sums);
       arrive(&shared_.values_empty[held.slot]);
@@ -236,7 +237,7 @@ class Rows {
       // Rows that see nothing, or no score above -inf, have no weights.
       float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
       if (sum != 0.0f && fabsf(rows_[half].offset) > kHugeOffset) inverse = NAN;  // to be formed in float64
-      float probes[4] = {};  // NaN where a number is not finite
+      float probes[4] = {};                                                       // NaN where a number is not finite
       Element* const out = out_of(half);
       const bool exists = tile_.first + places_[half] < args_.tokens;
 #pragma unroll

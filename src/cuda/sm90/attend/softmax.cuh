@@ -93,6 +93,7 @@ __device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)
     scores[i] = exp2_approximate(fmaf(scores[i], slope[half], shift[half]));
     sums[half] += scores[i];
   }
+  wgmma_pin(sums);  // added up between the exponentials, and not behind them where a branch finds a member
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (parts[half].member) rows[half].sum = fmaf(rows[half].sum, rescale[half], sums[half]);

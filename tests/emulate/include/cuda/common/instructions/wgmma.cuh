@@ -17,6 +17,7 @@ void wgmma_wait() {
 }
 template <int kSums>
 void wgmma_pin(float (&/*sums*/)[kSums]) {}
+inline void wgmma_hold(float /*value*/) {}
 
 constexpr emulate::ProductType product_type(Bfloat16) { return emulate::ProductType::bfloat16; }
 constexpr emulate::ProductType product_type(Float16) { return emulate::ProductType::float16; }
