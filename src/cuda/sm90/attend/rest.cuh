@@ -97,6 +97,7 @@ class RestCopies {
   // A tile of no rows.
   __device__ void send(int32_t tokens) {
     wait_for_slot();
+    __syncwarp();  // no lane still waits for a phase that the next ones pass
     if (lane_ == 0) {
       shared_.tiles[slot()].tokens = tokens;
       barrier_arrive(&shared_.full[slot()]);
