@@ -346,8 +346,8 @@ class RestRows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (held.partials[half] == kNoPartial || (half == 1 && one_token)) continue;
-        store_bulk(static_cast<char*>(args_.partials) + static_cast<int64_t>(held.partials[half]) * bytes,
-                   results_ + half * 8 * kHeadDim * 2, bytes);
+        store_bulk_streaming(static_cast<char*>(args_.partials) + static_cast<int64_t>(held.partials[half]) * bytes,
+                             results_ + half * 8 * kHeadDim * 2, bytes);
       }
       store_bulk_commit();
     }
