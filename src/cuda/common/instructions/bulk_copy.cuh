@@ -15,6 +15,18 @@ __device__ inline void store_bulk(void* global, const void* shared, uint32_t byt
                : "memory");
 }
 
+// The same of bytes that L2 need not keep ("createpolicy"): what else lies there stays longer.
+__device__ inline void store_bulk_streaming(void* global, const void* shared, uint32_t bytes) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, policy;\n"
+      "}" ::"l"(global),
+      "r"(shared_address(shared)), "r"(bytes)
+      : "memory");
+}
+
 // cp.async.bulk.commit_group: the thread's stores since the last call form a group.
 __device__ inline void store_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 

@@ -97,6 +97,7 @@ class RestCopies {
   // A tile of no rows.
   __device__ void send(int32_t tokens) {
     wait_for_slot();
+    __syncwarp();  // no lane still waits for a phase that the next ones pass
     if (lane_ == 0) {
       shared_.tiles[slot()].tokens = tokens;
       barrier_arrive(&shared_.full[slot()]);
@@ -345,8 +346,8 @@ class RestRows {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (held.partials[half] == kNoPartial || (half == 1 && one_token)) continue;
-        store_bulk(static_cast<char*>(args_.partials) + static_cast<int64_t>(held.partials[half]) * bytes,
-                   results_ + half * 8 * kHeadDim * 2, bytes);
+        store_bulk_streaming(static_cast<char*>(args_.partials) + static_cast<int64_t>(held.partials[half]) * bytes,
+                             results_ + half * 8 * kHeadDim * 2, bytes);
       }
       store_bulk_commit();
     }
