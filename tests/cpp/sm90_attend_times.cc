@@ -77,12 +77,12 @@ TEST(Sm90AttendTimes, DISABLED_Times) {
     params.block_size = kBlock;
     params.scale = 1 / std::sqrt(static_cast<double>(kDim));
     params.execution.stream = gpu_memory().stream();
-    for (const double fresh : {0.0, 2.03, 16.0}) {
+    for (const double fresh : {2.03, 16.0}) {
       const std::vector<int32_t> blocks = drifting_blocks(tokens, fresh);
       gpu_memory().upload(indices.data, blocks.data(), static_cast<int64_t>(blocks.size() * 4));
-      for (const int32_t least_members : {0, 2, 3, 9}) {
-        for (const int64_t megabytes : {int64_t{256}, int64_t{896}}) {
-          if (least_members == 0 && megabytes > 256) continue;
+      for (const int32_t least_members : {0, 3, 9}) {
+        for (const int64_t megabytes : {int64_t{896}}) {
+          if (least_members == 0 && megabytes > 896) continue;
           attend_tuning() = {least_members, 0, megabytes << 20};
           void* const workspace = gpu_memory().allocate(cuda::sm90::attend_workspace(params));
           const double time = median_milliseconds([&] { cuda::sm90::launch_attend(params, workspace); });

@@ -29,28 +29,25 @@ class Rows {
         places_{row_ / args.group, (row_ + 8) / args.group} {}
 
   __device__ void attend_tiles() {
-    while (next_tile()) {
-      if (find_first_block()) {
-        attend_tile();
-      } else {
-        arrive(&shared_.tile_empty);
-        write_nothing();
+    for (uint32_t phase = 0;; phase ^= 1) {
+      barrier_wait(&shared_.tile_full, phase);
+      tile_ = shared_.tile;
+      left_ = __shfl_sync(~0u, tile_.blocks, 0);
+      if (left_ == kNoMoreTiles) return;
+      float sums[kSums] = {};
+      rows_[0] = rows_[1] = SoftmaxRow{};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        reaches_[half] = shared_.reaches[places_[half]];
       }
+      attend_tile(sums);
+      write(sums);
     }
   }
 
  private:
-  // False at the end.
-  __device__ bool next_tile() {
-    barrier_wait(&shared_.tile_full, tile_phase_);
-    tile_phase_ ^= 1;
-    tile_ = shared_.tile;
-    left_ = __shfl_sync(~0u, tile_.blocks, 0);
-    rows_[0] = rows_[1] = SoftmaxRow{};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) reaches_[half] = shared_.reaches[places_[half]];
-    return left_ != kNoMoreTiles;
-  }
+  // Of the thread's row `half`.
+  __device__ int32_t token(int half) const { return tile_.first + places_[half]; }
 
   // One arrival of each warp: all of its lanes have read what they need.
   __device__ void arrive(uint64_t* barrier) const {
@@ -152,9 +149,12 @@ class Rows {
     }
   }
 
-  // From the tile's first block on.
-  __device__ void attend_tile() {
-    float scores[kScores], sums[kSums] = {};
+  __device__ void attend_tile(float (&sums)[kSums]) {
+    if (!find_first_block()) {
+      arrive(&shared_.tile_empty);
+      return;
+    }
+    float scores[kScores];
     uint32_t weights[kBlock / 16][4];
     RowPart parts[2];
     float rescale[2];
@@ -198,33 +198,9 @@ class Rows {
         for (int i = 0; i < kSums; ++i) sums[i] *= rescale[i / 2 % 2];
       }
     }
-    for (; left_ > 0; skip()) look();
-    write(sums);
-  }
-
-  __device__ int64_t head_of(int half) const {
-    return (args_.first_head + tile_.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
-  }
-
-  // A quarter of a thread's share of the row: 16 bytes of 64.
-  __device__ Element* out_of(int half) const {
-    return static_cast<Element*>(args_.out) + (tile_.first + places_[half]) * args_.out_stride_token +
-           head_of(half) * args_.out_stride_head + 8 * (lane_ % 4);
-  }
-
-  __device__ void write_lse(int half, float lse) const {
-    if (args_.lse == nullptr || lane_ % 4 != 0) return;
-    args_.lse[head_of(half) * args_.lse_stride_head + (tile_.first + places_[half]) * args_.lse_stride_token] = lse;
-  }
-
-  // Rows of tokens that selected nothing.
-  __device__ void write_nothing() const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (tile_.first + places_[half] >= args_.tokens) continue;
-#pragma unroll
-      for (int i = 0; i < kSums / 16; ++i) *reinterpret_cast<uint4*>(out_of(half) + 32 * i) = uint4{};
-      write_lse(half, -INFINITY);
+    while (left_ > 0) {
+      look();
+      skip();
     }
   }
 
@@ -238,8 +214,10 @@ class Rows {
       float inverse = sum == 0.0f ? 0.0f : reciprocal_approximate(sum);
       if (sum != 0.0f && fabsf(rows_[half].offset) > kHugeOffset) inverse = NAN;  // to be formed in float64
       float probes[4] = {};                                                       // NaN where a number is not finite
-      Element* const out = out_of(half);
-      const bool exists = tile_.first + places_[half] < args_.tokens;
+      const int64_t head = (args_.first_head + tile_.head) * args_.group + ((row_ + 8 * half) & (args_.group - 1));
+      auto* const out = static_cast<Element*>(args_.out) + token(half) * args_.out_stride_token +
+                        head * args_.out_stride_head + 8 * (lane_ % 4);
+      const bool exists = token(half) < args_.tokens;
 #pragma unroll
       for (int i = 0; i < kSums / 16; ++i) {
         uint32_t words[4];
@@ -258,8 +236,11 @@ class Rows {
         args_.suspects[tile_.number] = 1;
         args_.header->has_suspect = 1;
       }
-      constexpr float kLogOfTwo = 0.693147180559945309f;
-      write_lse(half, (rows_[half].offset + log2_approximate(sum)) * kLogOfTwo);
+      if (args_.lse != nullptr && lane_ % 4 == 0) {
+        constexpr float kLogOfTwo = 0.693147180559945309f;
+        args_.lse[head * args_.lse_stride_head + token(half) * args_.lse_stride_token] =
+            (rows_[half].offset + log2_approximate(sum)) * kLogOfTwo;
+      }
     }
   }
 
@@ -268,7 +249,6 @@ class Rows {
   const int group_, lane_, row_;
   const int32_t places_[2];  // of the thread's two rows: tokens of the tile
   TileNumber tile_;
-  uint32_t tile_phase_ = 0;
   int32_t left_ = 0;  // stages of the tile not yet passed
   uint32_t info_ = 0;
   int32_t reaches_[2];
