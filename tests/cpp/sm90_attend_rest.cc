@@ -16,7 +16,7 @@ using cuda::sm90::AttendTuning;
 // Every call is divided, into chunks of 128 queries, until this object goes.
 class Divided {
  public:
-  explicit Divided(int32_t least_members) : before_(attend_tuning()) { attend_tuning() = {least_members, 0, 1}; }
+  explicit Divided(int32_t least_members) : before_(attend_tuning()) { attend_tuning() = {least_members, 0, 1, 0}; }
   Divided(const Divided&) = delete;
   Divided& operator=(const Divided&) = delete;
   ~Divided() { attend_tuning() = before_; }

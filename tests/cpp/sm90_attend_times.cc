@@ -77,20 +77,21 @@ TEST(Sm90AttendTimes, DISABLED_Times) {
     params.block_size = kBlock;
     params.scale = 1 / std::sqrt(static_cast<double>(kDim));
     params.execution.stream = gpu_memory().stream();
-    for (const double fresh : {2.03, 16.0}) {
+    for (const double fresh : {0.0, 2.03, 16.0}) {
       const std::vector<int32_t> blocks = drifting_blocks(tokens, fresh);
       gpu_memory().upload(indices.data, blocks.data(), static_cast<int64_t>(blocks.size() * 4));
-      for (const int32_t least_members : {0, 3, 9}) {
-        for (const int64_t megabytes : {int64_t{896}}) {
-          if (least_members == 0 && megabytes > 896) continue;
-          attend_tuning() = {least_members, 0, megabytes << 20};
-          void* const workspace = gpu_memory().allocate(cuda::sm90::attend_workspace(params));
-          const double time = median_milliseconds([&] { cuda::sm90::launch_attend(params, workspace); });
-          std::printf("%7lld tokens, %5.2f fresh, rest below %d members, %4lld MB: %8.3f ms, %4.0f useful TFLOP/s\n",
-                      static_cast<long long>(tokens), fresh, least_members, static_cast<long long>(megabytes), time,
-                      useful_flop(blocks, tokens) / time / 1e9);
-          gpu_memory().release(workspace);
-        }
+      for (const auto& [least_members, spread] : {std::pair{0, 0}, {3, 0}, {3, 3}}) {
+        attend_tuning() = usual;
+        attend_tuning().least_members = least_members;
+        attend_tuning().least_tokens = 0;
+        attend_tuning().least_spread = spread;
+        void* const workspace = gpu_memory().allocate(cuda::sm90::attend_workspace(params));
+        const double time = median_milliseconds([&] { cuda::sm90::launch_attend(params, workspace); });
+        std::printf(
+            "%7lld tokens, %5.2f fresh, rest below %d members beyond %d x topk: %8.3f ms, %4.0f useful TFLOP/s\n",
+            static_cast<long long>(tokens), fresh, least_members, spread, time,
+            useful_flop(blocks, tokens) / time / 1e9);
+        gpu_memory().release(workspace);
       }
       cuda::sm90::TilePlanParams plan;
       plan.layout = params.layout;

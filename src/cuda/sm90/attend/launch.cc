@@ -48,6 +48,7 @@ Division divide(const AttendParams& params) {
   const int64_t partial = topk * group * params.q.shape[2] * dtype_size(params.q.dtype);  // of a query
   if (division.has_rest) {
     plan.least_members = tuning.least_members;
+    plan.most_alone = static_cast<int32_t>(tuning.least_spread * topk);
     const int64_t partial_bytes = std::min(tuning.partial_bytes, workspace_limit() / 8 * 7);
     constexpr int64_t kStep = kMostTileTokens;  // whole tiles of any group
     plan.most_tokens = std::clamp<int64_t>(partial_bytes / partial / kStep * kStep, kStep, kPlanTokens);

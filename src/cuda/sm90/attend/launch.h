@@ -17,9 +17,11 @@ void launch_attend(const AttendParams& params, void* workspace);
 // How attention is divided; what a call gets is launch.cc's choice. Tests and measurements set it, before any call.
 struct AttendTuning {
   // Blocks that fewer of a tile's tokens selected are read block by block instead (rest.cuh). 0: none.
-  int32_t least_members = 0;
-  int64_t least_tokens = 2048;  // of a call, for that
+  int32_t least_members = 3;
+  int64_t least_tokens = 65536;  // of a call, for that: below, it costs more than it saves where neighbours agree
   int64_t partial_bytes = int64_t{896} << 20;
+  // A tile has a rest where its tokens selected more than so many times topk blocks.
+  int64_t least_spread = 3;
 };
 AttendTuning& attend_tuning();
 

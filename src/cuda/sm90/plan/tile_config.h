@@ -50,6 +50,7 @@ struct TileArguments {
   // Blocks that fewer tokens of a tile selected, each of whom sees the block whole, are rest: they stand behind the
   // others in the list, and their members in the arrays below. 0: none.
   int32_t least_members;
+  int32_t most_alone;      // a tile of no more blocks has no rest
   const uint32_t* owners;  // by query of the chunk; null: one sequence
   TileBlock* blocks;       // [head, tile][tile_tokens x topk]
   uint32_t* more_members;  // beside each block, more_words of them

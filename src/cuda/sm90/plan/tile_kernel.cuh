@@ -33,7 +33,7 @@ struct TileToken {
 struct TileScratch {
   TileToken tokens[kMostTileTokens];
   unsigned long long rest_slots[kMostTileTokens];
-  int32_t totals[kKinds + 1];
+  int32_t totals[kKinds + 1], distinct;
   int32_t warp_totals[kTileThreads / 32][kKinds + 1];
 };
 
@@ -220,6 +220,7 @@ __device__ inline void plan_tile(const TileArguments& args, TileScratch& scratch
     if (head == 0) args.reaches[in_chunk + thread] = token.k_begin + token.visible;
   }
   if (thread <= kRest) scratch.totals[thread] = 0;
+  if (thread == 0) scratch.distinct = 0;
   __syncthreads();
   for (int i = thread; i < args.sorted; i += kTileThreads) {
     const int number = i / args.topk, slot = i % args.topk;
@@ -235,13 +236,21 @@ __device__ inline void plan_tile(const TileArguments& args, TileScratch& scratch
   }
   sort_entries(entries, args.sorted);
 
+  const auto begins_block = [&](int i) {
+    return entries[i] != kNoEntry && (i == 0 || entries[i - 1] >> kBelowBlock != entries[i] >> kBelowBlock);
+  };
+  if (args.least_members > 0) {
+    int distinct = 0;
+    for (int i = thread; i < args.sorted; i += kTileThreads) distinct += begins_block(i) ? 1 : 0;
+    if (distinct > 0) atomicAdd(&scratch.distinct, distinct);
+    __syncthreads();
+  }
+  const bool has_rest = args.least_members > 0 && scratch.distinct > args.most_alone;
   for (int i = thread; i < args.sorted; i += kTileThreads) {
-    const bool begins =
-        entries[i] != kNoEntry && (i == 0 || entries[i - 1] >> kBelowBlock != entries[i] >> kBelowBlock);
     kinds[i] = kNoKind;
-    if (!begins) continue;
+    if (!begins_block(i)) continue;
     const Members members = members_of(args, scratch, entries, i);
-    const bool is_rest = members.count() < args.least_members && members.whole;
+    const bool is_rest = has_rest && members.count() < args.least_members && members.whole;
     kinds[i] = static_cast<uint8_t>(is_rest ? kRest : members.halves(args.tile_tokens) - 1);
     if (is_rest) list_rest(args, scratch, entries, i, in_chunk, head);
     atomicAdd(&scratch.totals[kinds[i]], 1);

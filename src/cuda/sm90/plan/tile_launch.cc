@@ -116,6 +116,7 @@ TilePlan launch_tile_plan(const TilePlanParams& params) {
     for (uint32_t*& array : places) array = static_cast<uint32_t*>(take(shape.array_bytes));
     for (uint32_t*& array : items) array = static_cast<uint32_t*>(take(shape.array_bytes));
     args.least_members = params.least_members;
+    args.most_alone = params.most_alone;
     args.places = places[0];
     args.items = items[0];
     args.no_place = shape.no_place;

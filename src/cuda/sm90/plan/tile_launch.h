@@ -15,6 +15,7 @@ struct TilePlanParams {
   int32_t first_head = 0, heads = 1;  // index heads
   int32_t tile_tokens = 8;            // a power of 2
   int32_t least_members = 0;          // TileArguments
+  int32_t most_alone = 0;             // the same
   int64_t most_tokens = 0;            // of a chunk, beside the plan's own bound; a multiple of tile_tokens
   // The chunk: at most tile_plan_chunk() queries, from a multiple of tile_tokens on.
   int64_t first_token = 0, tokens = 0;
