@@ -297,7 +297,7 @@ class RestRows {
     const RowPart parts[2] = {{true, kBlock}, {true, kBlock}};
     SoftmaxRow rows[2];
     float rescale[2];
-    add_scores<true>(scores, parts, args_.factor, lane_, rows, rescale);
+    add_scores<true>(scores, parts, true, args_.factor, lane_, rows, rescale);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = rows[half].sum;

@@ -108,6 +108,9 @@ class Rows {
     issue_transposed_product<Element>(sums, weights, shared_.values[slot]);
   }
 
+  // Each key of the block at hand is seen by a token of the tile that selected it.
+  __device__ bool is_whole() const { return (info_ & kTileKeysMask) >= kBlock; }
+
   // What the softmax needs of the stage.
   __device__ void read_parts(RowPart (&parts)[2]) const {
     const Step& step = shared_.steps[at_.slot];
@@ -163,7 +166,7 @@ class Rows {
     wgmma_wait<0>();
     wgmma_pin(scores);
     release_keys();
-    add_scores<false>(scores, parts, args_.factor, lane_, rows_, rescale);
+    add_scores<false>(scores, parts, is_whole(), args_.factor, lane_, rows_, rescale);
     pack(scores, weights);
     for (;;) {
       const RingPosition<Config::kStages> held = at_;
@@ -187,7 +190,7 @@ class Rows {
       wgmma_pin(scores);
       release_keys();
       // Under the product of the block before.
-      add_scores<false>(scores, parts, args_.factor, lane_, rows_, rescale);
+      add_scores<false>(scores, parts, is_whole(), args_.factor, lane_, rows_, rescale);
       wgmma_hold(rows_[0].sum + rows_[1].sum);
       wgmma_wait<0>();
       wgmma_pin(sums);

@@ -27,13 +27,18 @@ struct RowPart {
   int32_t limit;
 };
 
-// Keys from each row's limit on become -inf, and 0 where the row takes no part: 0 times a score is to be 0.
+// Keys from each row's limit on become -inf. Where the row takes no part all scores become 0: some are of memory that
+// nobody sees, and 0 times a score is to be 0.
 template <int kSums>
 __device__ inline void hide_columns(float (&scores)[kSums], const RowPart (&parts)[2], int lane) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     const RowPart& part = parts[i / 2 % 2];
-    if (column_of(i, lane) >= part.limit) scores[i] = part.member ? -INFINITY : 0.0f;
+    if (!part.member) {
+      scores[i] = 0.0f;
+    } else if (column_of(i, lane) >= part.limit) {
+      scores[i] = -INFINITY;
+    }
   }
 }
 
@@ -44,12 +49,13 @@ inline constexpr float kHugeOffset = 0x1p20f;
 // Turns the scores of a block into weights in place, 0 in rows that take no part, and adds them to their rows' sums.
 // `rescale` is the factor of what the rows summed up before. No branch surrounds the exponentials: the product in
 // flight beside them would have to end first. Infinite or NaN scores make NaN of a row that takes no part, but not of
-// its sum. Offsets that are huge are the caller's matter without kInFloat64.
+// its sum; `is_whole` says that a member sees each key, so that they are the caller's. Offsets that are huge are the
+// caller's matter without kInFloat64.
 template <bool kInFloat64, int kSums>
-__device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)[2], float factor, int lane,
-                                  SoftmaxRow (&rows)[2], float (&rescale)[2]) {
+__device__ inline void add_scores(float (&scores)[kSums], const RowPart (&parts)[2], bool is_whole, float factor,
+                                  int lane, SoftmaxRow (&rows)[2], float (&rescale)[2]) {
   constexpr int kBlock = kSums * 2;
-  if (__builtin_expect(__any_sync(~0u, min(parts[0].limit, parts[1].limit) < kBlock), false)) {
+  if (__builtin_expect(__any_sync(~0u, !is_whole || min(parts[0].limit, parts[1].limit) < kBlock), false)) {
     hide_columns(scores, parts, lane);
   }
   float largest[2], slope[2], shift[2];
