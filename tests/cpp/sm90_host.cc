@@ -254,7 +254,7 @@ TEST(Sm90Host, AcceptsWhatTheContractPromises) {
 
 TEST(Sm90Host, OtherStagesAreUnsupportedByName) {
   try {
-    sm90_backend().attend(AttendParams{});
+    sm90_backend().backward(BackwardParams{});
     ADD_FAILURE() << "not refused";
   } catch (const Error& error) {
     EXPECT_EQ(error.status(), OPENMSA_UNSUPPORTED);
