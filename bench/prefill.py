@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ import openmsa
 import torch
 from attend_check import check_attention, selected_pairs
 from common.results import Row
-from common.run import Run, bench_products, start
+from common.run import Run, bench_parser, bench_products, start
 from common.stages import WHOLE, stage_times
 from common.timing import Measured
 from dense import LONGEST, at_length, dense_calls
@@ -265,14 +264,9 @@ class Bench:
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser = bench_parser(__doc__, DTYPES, peers=PEERS)
     parser.add_argument("--lengths", type=int, nargs="*", default=LENGTHS)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
-    parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS))
     parser.add_argument("--real", type=Path, metavar="FILE", help="one layer's saved activations")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args(words)
 
 
@@ -283,24 +277,19 @@ def main(words: list[str] | None = None) -> int:
         return 1
     torch.manual_seed(0)
     bench = Bench(run, [name for name in arguments.peers if name != "none"])
-    started = time.monotonic()
-
-    def stage(what: str) -> None:
-        print(f"-- {what}, {time.monotonic() - started:.0f} s after the start", flush=True)
-
     bench_products(run, "start", {"bf16": torch.bfloat16})
     for n in arguments.lengths:
         for selection in arguments.selections:
             for dtype in arguments.dtypes:
-                stage(f"{selection} {dtype}, {n} keys")
+                run.stage(f"{selection} {dtype}, {n} keys")
                 bench.prefill(selection, dtype, n)
                 run.write(arguments.out, "prefill")
     if arguments.real is not None:
-        stage(f"real, {arguments.real.name}")
+        run.stage(f"real, {arguments.real.name}")
         bench.real(arguments.real)
     bench.finish()
     bench_products(run, "end", {"bf16": torch.bfloat16})
-    stage("done")
+    run.stage("done")
     run.write(arguments.out, "prefill")
     return 0
 

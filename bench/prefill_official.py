@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,7 @@ import openmsa
 import torch
 from attend_check import check_attention, selected_pairs
 from common.results import Row
-from common.run import Run, bench_products, start
+from common.run import Run, bench_parser, bench_products, start
 from dense import Dense, checked, fa4_packed
 from peers import find_peers
 from prefill import DTYPES
@@ -199,13 +198,8 @@ class Bench:
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
-    parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS))
+    parser = bench_parser(__doc__, DTYPES, peers=PEERS)
     parser.add_argument("--shapes", type=int, metavar="N", help="the first N alone, to try the bench; no rows then")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args(words)
 
 
@@ -217,13 +211,12 @@ def main(words: list[str] | None = None) -> int:
     torch.manual_seed(0)
     every = read_shapes()
     shapes = every[: arguments.shapes]
-    started = time.monotonic()
     bench_products(run, "start", {"bf16": torch.bfloat16})
     kinds = [(selection, dtype) for selection in arguments.selections for dtype in arguments.dtypes]
     bench = Bench(run, shapes, kinds, [name for name in arguments.peers if name != "none"])
     for shape in shapes:
         bench.shape(shape)
-    print(f"-- {time.monotonic() - started:.0f} s after the start", flush=True)
+    run.stage("all shapes")
     if len(shapes) == len(every):
         bench.add_rows(shapes)
     bench_products(run, "end", {"bf16": torch.bfloat16})

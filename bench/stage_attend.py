@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import openmsa
 import torch
 from attend_check import check_attention, selected_pairs
 from common.results import Row
-from common.run import Run, bench_products, start
+from common.run import Run, bench_parser, bench_products, start
 from peers import NAMES, attend_peer
 from select_check import sample_rows
 from selections import GENERATORS
@@ -162,13 +160,8 @@ def note_unions(run: Run, selection: str, n: int, indices: Tensor) -> None:
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser = bench_parser(__doc__, DTYPES, usual=["bf16", "fp8kv"], peers=PEERS)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bf16", "fp8kv"])
-    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
-    parser.add_argument("--peers", nargs="+", choices=(*PEERS, "none"), default=list(PEERS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args(words)
 
 
@@ -178,11 +171,10 @@ def main(words: list[str] | None = None) -> int:
     if run is None:
         return 1
     torch.manual_seed(0)
-    started = time.monotonic()
     bench_products(run, "start", {"bf16": torch.bfloat16})
     for n in arguments.lengths:
         for selection in arguments.selections:
-            print(f"-- {selection}, {n} keys, {time.monotonic() - started:.0f} s after the start", flush=True)
+            run.stage(f"{selection}, {n} keys")
             indices = select(run, selection, n)
             note_unions(run, selection, n, indices)
             for dtype in arguments.dtypes:

@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openmsa
 import torch
 from common.results import Row
-from common.run import Run, bench_products, start
+from common.run import Run, bench_parser, bench_products, start
 from common.timing import Measured
 from peers import select_peer
 from select_check import check_selection, recall, sample_rows
@@ -152,12 +150,8 @@ def print_shares(run: Run) -> None:
 
 
 def parse_arguments(words: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser = bench_parser(__doc__, DTYPES)
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     return parser.parse_args(words)
 
 
@@ -166,26 +160,21 @@ def main(words: list[str] | None = None) -> int:
     run = start("stage_select", arguments.device)
     if run is None:
         return 1
-    started = time.monotonic()
-
-    def stage(what: str, call: Callable[[], None]) -> None:
-        print(f"-- {what}, {time.monotonic() - started:.0f} s after the start", flush=True)
-        call()
-
-    stage("bare products", lambda: bench_products(run, "start", {d: DTYPES[d] for d in arguments.dtypes}))
+    run.stage("bare products")
+    bench_products(run, "start", {d: DTYPES[d] for d in arguments.dtypes})
     for n in arguments.lengths:
         vectors = random(n, HEADS, DIM, seed=n)
         for selection in GENERATORS:  # overlap is made from random's vectors, in place
             if selection == "overlap":
                 vectors = make_overlap(*vectors, seed=n)
             if selection in arguments.selections:
-                stage(
-                    f"{selection}, {n} keys",
-                    lambda s=selection, v=vectors: bench_vectors(run, s, v, arguments.dtypes),  # type: ignore[misc]
-                )
+                run.stage(f"{selection}, {n} keys")
+                bench_vectors(run, selection, vectors, arguments.dtypes)
     if TOPK_LENGTH in arguments.lengths:
-        stage("what the top-k adds", lambda: bench_topk(run, arguments.dtypes))
-    stage("bare products", lambda: bench_products(run, "end", {d: DTYPES[d] for d in arguments.dtypes}))
+        run.stage("what the top-k adds")
+        bench_topk(run, arguments.dtypes)
+    run.stage("bare products")
+    bench_products(run, "end", {d: DTYPES[d] for d in arguments.dtypes})
     print_shares(run)
     run.write(arguments.out, "stage_select")
     return 0

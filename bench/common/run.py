@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import platform
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from selections import GENERATORS
 from torch import Tensor
 
 from common.results import Machine, Row, machine, write_rows, write_table
@@ -36,6 +40,11 @@ class Run:
     rows: list[Row]
     context: list[list[str]]
     rates: dict[str, list[float]]  # TFLOP/s of the bare product by dtype, at the start and at the end
+    started: float = field(default_factory=time.monotonic)
+
+    def stage(self, what: str) -> None:
+        """A line of progress."""
+        print(f"-- {what}, {time.monotonic() - self.started:.0f} s after the start", flush=True)
 
     def note(
         self, quantity: str, value: float, unit: str, *, selection: str = "", dtype: str = "", n: int | str = "",
@@ -54,6 +63,20 @@ class Run:
         if out is not None:
             write_rows(out / f"{bench}.csv", self.rows)
             write_table(out / f"{bench}_context.csv", CONTEXT_FIELDS, self.context)
+
+
+def bench_parser(
+    description: str | None, dtypes: Collection[str], *, usual: list[str] | None = None, peers: Collection[str] = ()
+) -> argparse.ArgumentParser:
+    """The options that GPU benches share; `usual` are the dtypes without --dtypes, else all."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="folder of the CSV files; none without it")
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=usual or list(dtypes))
+    parser.add_argument("--selections", nargs="+", choices=GENERATORS, default=list(GENERATORS))
+    if peers:
+        parser.add_argument("--peers", nargs="+", choices=(*peers, "none"), default=list(peers))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    return parser
 
 
 def start(bench: str, device: str) -> Run | None:

@@ -61,8 +61,7 @@ struct Arguments {
   int64_t lse_stride_head, lse_stride_token;
 };
 
-// ---- The rest: blocks that few tokens of a tile selected, whole ones, read once for all of their members
-// ---------------
+// ---- The rest: blocks that few tokens of a tile selected, whole ones, read once for all of their members ----
 
 // Tiles of 64 rows that share a block: tokens x the query heads of an index head, gathered. Each warpgroup takes every
 // second one.
