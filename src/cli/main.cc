@@ -60,6 +60,17 @@ struct Options {
 
 constexpr const char* kBackendHelp = "Backend that runs it: see 'openmsa info'";
 
+// Of the commands that select blocks.
+template <typename SelectionOptions>
+void add_blocks(CLI::App& command, SelectionOptions& options) {
+  command.add_option("--topk", options.topk, "Blocks that each query selects")
+      ->check(integer(1))
+      ->capture_default_str();
+  command.add_option("--block-size", options.block_size, "Tokens of a block: 128, 64, or 32 on the CPU")
+      ->check(one_of({"32", "64", "128"}))
+      ->capture_default_str();
+}
+
 void add_info(CLI::App& app, InfoOptions& options) {
   CLI::App* command = app.add_subcommand("info", "What this build holds and this machine offers");
   command->add_flag("--json", options.json, "Print JSON");
@@ -104,12 +115,7 @@ void add_bench(CLI::App& app, BenchOptions& options) {
   command->add_option("--index-dim", options.index_dim, "Head dimension of the index branch")
       ->check(integer(1, 65536))
       ->capture_default_str();
-  command->add_option("--topk", options.topk, "Blocks that each query selects")
-      ->check(integer(1))
-      ->capture_default_str();
-  command->add_option("--block-size", options.block_size, "Tokens of a block: 128, 64, or 32 on the CPU")
-      ->check(one_of({"32", "64", "128"}))
-      ->capture_default_str();
+  add_blocks(*command, options);
   command->add_option("--seconds", options.seconds, "Shortest time to spend on each measurement")
       ->check(positive_number())
       ->capture_default_str();
@@ -127,12 +133,7 @@ void add_attend(CLI::App& app, AttendOptions& options) {
       "was used as the file's metadata. The output appears whole or not at all.");
   command->add_option("--input", options.input, "The file to read")->required();
   command->add_option("--output", options.output, "The file to write; one that is there is replaced")->required();
-  command->add_option("--topk", options.topk, "Blocks that each query selects")
-      ->check(integer(1))
-      ->capture_default_str();
-  command->add_option("--block-size", options.block_size, "Tokens of a block: 128, 64, or 32 on the CPU")
-      ->check(one_of({"32", "64", "128"}))
-      ->capture_default_str();
+  add_blocks(*command, options);
   command->add_option("--init-blocks", options.init_blocks, "First blocks that are always selected")
       ->check(integer(0))
       ->capture_default_str();

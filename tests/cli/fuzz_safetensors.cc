@@ -5,11 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <exception>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,17 +13,13 @@
 #include "cli/errors.h"
 #include "cli/memory_file.h"
 #include "cli/safetensors.h"
+#include "fuzz_driver.h"
 
 namespace openmsa::cli::tests {
 namespace {
 
-struct Tally {
-  int64_t accepted = 0, refused = 0;
-};
-
-void require(bool holds, const char* what) {
-  if (!holds) throw std::logic_error(what);
-}
+using openmsa::tests::require;
+using openmsa::tests::Tally;
 
 void try_file(std::string_view content, Tally& tally) {
   try {
@@ -126,30 +118,15 @@ std::string mutate(std::string content, std::mt19937_64& random) {
 
 #ifdef OPENMSA_LIBFUZZER
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  openmsa::cli::tests::Tally tally;
+  openmsa::tests::Tally tally;
   openmsa::cli::tests::try_file({reinterpret_cast<const char*>(data), size}, tally);
   return 0;
 }
 #else
 int main(int argc, char** argv) {
-  using namespace openmsa::cli::tests;  // NOLINT(google-build-using-namespace)
-  const int64_t iterations = argc > 1 ? std::atoll(argv[1]) : 20000;
-  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  Tally tally;
-  for (int64_t iteration = 0; iteration < iterations; ++iteration) {
-    std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(iteration));
-    try {
-      try_file(mutate(valid_safetensors(), random), tally);
-    } catch (const std::exception& error) {
-      (void)std::fprintf(stderr, "iteration %lld of seed %llu: %s\n", static_cast<long long>(iteration),
-                         static_cast<unsigned long long>(seed), error.what());
-      return 1;
-    }
-  }
-  std::printf("%lld files accepted, %lld refused\n", static_cast<long long>(tally.accepted),
-              static_cast<long long>(tally.refused));
-  // A run that took or refused nearly everything would test little.
-  const bool mixed = tally.accepted > iterations / 20 && tally.refused > iterations / 20;
-  return mixed ? 0 : 1;
+  using openmsa::tests::Tally;
+  return openmsa::tests::run_fuzzer(argc, argv, 20000, "files", [](std::mt19937_64& random, Tally& tally) {
+    openmsa::cli::tests::try_file(openmsa::cli::tests::mutate(openmsa::cli::tests::valid_safetensors(), random), tally);
+  });
 }
 #endif

@@ -7,18 +7,15 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <random>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "api/dtype.h"
 #include "cpp/api_calls.h"
+#include "fuzz_driver.h"
 
 namespace openmsa::tests {
 namespace {
@@ -248,14 +245,6 @@ std::vector<std::vector<unsigned char>> memory_of(const Call& call) {
   return bytes;
 }
 
-void require(bool condition, const char* what) {
-  if (!condition) throw std::logic_error(what);
-}
-
-struct Tally {
-  int64_t accepted = 0, refused = 0;
-};
-
 void try_call(const uint8_t* data, size_t size, Tally& tally) {
   Choices choices(data, size);
   const char* operation = choices.of(kOperationNames);
@@ -302,25 +291,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 }
 #else
 int main(int argc, char** argv) {
-  const int64_t iterations = argc > 1 ? std::atoll(argv[1]) : 5000;
-  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  openmsa::tests::Tally tally;
-  for (int64_t iteration = 0; iteration < iterations; ++iteration) {
-    std::mt19937_64 random(seed * 1000003 + static_cast<uint64_t>(iteration));
+  using openmsa::tests::Tally;
+  return openmsa::tests::run_fuzzer(argc, argv, 5000, "calls", [](std::mt19937_64& random, Tally& tally) {
     std::vector<uint8_t> bytes(96);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
-    try {
-      openmsa::tests::try_call(bytes.data(), bytes.size(), tally);
-    } catch (const std::exception& error) {
-      (void)std::fprintf(stderr, "iteration %lld of seed %llu: %s\n", static_cast<long long>(iteration),
-                         static_cast<unsigned long long>(seed), error.what());
-      return 1;
-    }
-  }
-  std::printf("%lld calls accepted, %lld refused\n", static_cast<long long>(tally.accepted),
-              static_cast<long long>(tally.refused));
-  // A run that took or refused nearly everything would test little.
-  const bool mixed = tally.accepted > iterations / 20 && tally.refused > iterations / 20;
-  return mixed ? 0 : 1;
+    openmsa::tests::try_call(bytes.data(), bytes.size(), tally);
+  });
 }
 #endif
